@@ -13,11 +13,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Prices are units a token, by class of token. A price of 0 is that of tokens which cost nothing.
+// Prices are units per token, by class of token. Tokens with the price 0 are free.
 type Prices map[string]int64
 
-// Cost returns what a usage costs in units: the sum of tokens times price over its classes, in integers. The error names the class
-// that is not priced, or of which the number is negative or too large.
+// Cost returns the cost of a usage in units: the sum of tokens times price. The error names a class that has no price, or
+// whose number of tokens is negative or too large.
 func (p Prices) Cost(u limit.Usage) (int64, *limit.Error) {
 	if len(p) == 0 {
 		return 0, limit.NewError(limit.Invalid, "usage", "is for policies with prices, and this one has none: send a cost")
@@ -48,13 +48,13 @@ func (p Prices) Cost(u limit.Usage) (int64, *limit.Error) {
 	return sum, nil
 }
 
-// maxPrice is the largest price of a token.
+// maxPrice bounds the price of a token, in units.
 const maxPrice = 1 << 40
 
-// initialEstimate is what is reserved while nothing has been learned, unless the policy says otherwise.
+// initialEstimate is the default of initial_estimate, in units: it is reserved until enough has been learned.
 const initialEstimate = 1000
 
-// budget reads what is about work whose cost is known only afterwards. limitsOf has filled in p.Concurrency.
+// budget reads the fields about work whose cost is known later. limitsOf must have set p.Concurrency.
 func (d *decoder) budget(f strictyaml.Fields, p *Policy) {
 	p.Prices = d.prices(f.Field("prices"))
 	estimate, given := f.Get("estimate")

@@ -13,13 +13,13 @@ import (
 	"github.com/weirlimit/weir/internal/timezone"
 )
 
-// decoder reads values from the file's nodes and collects what is wrong with them.
+// decoder reads values from a file's nodes and collects their mistakes.
 type decoder struct {
 	*strictyaml.Decoder
-	zones timezone.Cache // a file that names a zone a thousand times holds it once
+	zones timezone.Cache // so that a file that names a zone often has it once
 }
 
-// The sizes that a file can give, in bytes.
+// Bounds of the sizes in a file, in bytes.
 const (
 	minSize = 64 << 10
 	maxSize = 1 << 50
@@ -39,7 +39,7 @@ func (d *decoder) size(f strictyaml.Field) (int64, bool) {
 	return int64(v), true
 }
 
-// share reads a part of a limit, above 0 and at most 1, and returns it in millionths, to the nearest.
+// share reads a part of a limit, above 0 and at most 1. It returns it in millionths, rounded.
 func (d *decoder) share(f strictyaml.Field) (int64, bool) {
 	text, ok := d.Scalar(f, "a number above 0 and at most 1, such as 0.8 for 80 % of the limit", "", "!!float", "!!int")
 	if !ok {
@@ -72,7 +72,7 @@ func (d *decoder) duration(f strictyaml.Field) (time.Duration, bool) {
 	return v, err == nil
 }
 
-// zone reads a time zone. UTC becomes nil, the one way to say it in a limit.
+// zone reads a time zone. It returns nil for UTC, as algo.Limit wants it.
 func (d *decoder) zone(f strictyaml.Field) (*time.Location, bool) {
 	name, ok := d.Text(f)
 	if !ok {
@@ -89,7 +89,7 @@ func (d *decoder) zone(f strictyaml.Field) (*time.Location, bool) {
 	return zone, true
 }
 
-// otherNames maps what other limiters call a field to its name here.
+// otherName returns the field for a name that other limiters use, or "".
 func otherName(name string) string {
 	switch strings.ToLower(name) {
 	case "rate", "requests", "max", "quota":

@@ -17,8 +17,8 @@ const (
 	rateHint     = "write a limit and a window, such as 10/1s or 1000/1h"
 )
 
-// ParseRate reads a limit and its window in the short notation: "10/1s", "5/1m", "1000/1h", "1/1d12h". Both are within
-// the bounds that package algo states. The error does not name a field.
+// ParseRate reads a limit and its window in the short notation: "10/1s", "5/1m", "1000/1h", "1/1d12h". Both must be within
+// the bounds of package algo. The error does not name a field.
 func ParseRate(s string) (limit int64, window time.Duration, err error) {
 	left, right, ok := strings.Cut(s, "/")
 	if !ok {
@@ -36,8 +36,8 @@ func ParseRate(s string) (limit int64, window time.Duration, err error) {
 	return limit, window, nil
 }
 
-// ParseDuration reads a duration as time.ParseDuration does, without a sign, and with a number of days of 24 hours
-// allowed in front: "250ms", "1h30m", "1d", "1d12h", "0.5d". The error does not name a field.
+// ParseDuration reads a duration as time.ParseDuration does, without a sign. It may begin with a number of days of 24 hours:
+// "250ms", "1h30m", "1d", "1d12h", "0.5d". The error does not name a field.
 func ParseDuration(s string) (time.Duration, error) {
 	switch {
 	case strings.HasPrefix(s, "-"):
@@ -53,7 +53,7 @@ func ParseDuration(s string) (time.Duration, error) {
 	}
 	days, err := time.ParseDuration(number + "h")
 	rest, restErr := time.ParseDuration(cmp.Or(tail, "0"))
-	// What has the shape of a duration and is none does not fit the type.
+	// The text has the shape of a duration, so that an error means overflow.
 	if err != nil || restErr != nil || days > math.MaxInt64/24 || rest > math.MaxInt64-24*days {
 		return 0, fmt.Errorf("%s is too long for a duration", strictyaml.Show(s))
 	}
@@ -65,7 +65,7 @@ var durationShape = func() *regexp.Regexp {
 	return regexp.MustCompile(`^(` + number + `d)?(` + number + `(ns|us|µs|μs|ms|s|m|h))*$`)
 }()
 
-// checkWindow holds a window, or the ttl of a lease, to the bounds of package algo.
+// checkWindow checks a window, or the ttl of a lease, against the bounds of package algo.
 func checkWindow(d time.Duration) error {
 	switch {
 	case d <= 0:

@@ -13,20 +13,20 @@ import (
 // MaxOverrideSettings bounds the Settings of an Override, in bytes.
 const MaxOverrideSettings = 4 << 10
 
-// Override is an override that is not in the policy file: operators set it while nodes run.
+// Override is an override that an operator has set while nodes run. It is in no policy file.
 type Override struct {
 	Policy string
-	// Key or Prefix is what it is for: one key, or the keys that begin with Prefix.
+	// Key or Prefix is set: the override is for one key, or for the keys that begin with Prefix.
 	Key, Prefix string
 	// Settings are the fields of an override in a policy file other than key and prefix, as a JSON object: {"limit":500},
 	// {"limits":["10/1s","1000/1h"]}, {"unlimited":true} or {"blocked":true}.
 	Settings string
 }
 
-// overridden is the path that mistakes in Settings have in front of the field.
+// overridden is the path before the field in mistakes of Settings.
 const overridden = "override"
 
-// Valid says what is wrong with an override, as far as that can be told without knowing its policy, and without reading Settings.
+// Valid returns what is wrong with an override; nil: nothing. It does not know the policy, and does not parse Settings.
 func (o *Override) Valid() *limit.Error {
 	if !limit.ValidPolicyName(o.Policy) {
 		return limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
@@ -48,8 +48,8 @@ func (o *Override) Valid() *limit.Error {
 	return nil
 }
 
-// Accepts says what is wrong with an override of one of the set's policies, if anything. The error names the field: policy, key or prefix,
-// or a field of Settings, such as settings.limit.
+// Accepts returns what is wrong with an override of one of the set's policies; nil: nothing. The error names the field:
+// policy, key or prefix, or a field of Settings, such as settings.limit.
 func (s *Set) Accepts(o Override) *limit.Error {
 	if err := o.Valid(); err != nil {
 		return err
@@ -84,7 +84,7 @@ func (p *Policy) accept(o Override) (Rule, *limit.Error) {
 	if !errors.As(d.Err(), &mistakes) {
 		return rule, nil
 	}
-	// One about a field says more than one about the settings as a whole.
+	// A mistake in a field helps more than one about the settings as a whole.
 	about := slices.IndexFunc(mistakes, func(m *Error) bool { return strings.HasPrefix(m.Field, overridden+".") })
 	first := mistakes[max(about, 0)]
 	rest, ok := strings.CutPrefix(first.Field, overridden)
@@ -94,17 +94,17 @@ func (p *Policy) accept(o Override) (Rule, *limit.Error) {
 	return rule, limit.NewError(limit.Invalid, "settings"+rest, first.Message)
 }
 
-// counts reports whether one of the limits counts denied checks.
+// counts says whether one of the limits has CountDenied.
 func counts(limits algo.Limits) bool {
 	return slices.ContainsFunc(limits, func(l algo.Limit) bool { return l.CountDenied })
 }
 
-// WithOverrides returns the set with overrides besides those of its file. One for a key or prefix that the file has an override for
-// takes its place. Those that are not accepted are left out, and the returned slice, of the length of the list, says why; their
-// errors are those of Accepts. No two of the list are for the same key or prefix of a policy.
+// WithOverrides returns the set with additional overrides. Such an override replaces the file's for the same key or prefix.
+// An override that is not accepted is left out, and has its error of Accepts at its index in the returned slice. No two
+// overrides of list may be for the same policy and key or prefix.
 //
-// before is a set that WithOverrides returned earlier, or nil: what has not changed since is taken from it. The Hash of the set stays
-// that of the file, and s stays as it is.
+// before is an earlier result of WithOverrides, or nil; unchanged rules are taken from it. The Hash of the result is that of
+// s. s does not change.
 func (s *Set) WithOverrides(list []Override, before *Set) (*Set, []*limit.Error) {
 	refused := make([]*limit.Error, len(list))
 	if len(list) == 0 {
@@ -135,7 +135,8 @@ func (s *Set) WithOverrides(list []Override, before *Set) (*Set, []*limit.Error)
 	return out, refused
 }
 
-// with returns the policy with those of the overrides that indexes are of. earlier may be what with returned before, of any policy.
+// with returns the policy with the overrides at some indexes of the list. earlier is an earlier result of with for any
+// policy, or nil.
 func (p *Policy) with(list []Override, indexes []int, earlier *Policy, refused []*limit.Error) *Policy {
 	if earlier != nil && earlier.file != p {
 		earlier = nil
@@ -170,7 +171,7 @@ func (p *Policy) with(list []Override, indexes []int, earlier *Policy, refused [
 	return &out
 }
 
-// overrideOf returns the override for exactly this key or this prefix, nil when there is none.
+// overrideOf returns the override for exactly this key or prefix, or nil.
 func (p *Policy) overrideOf(key, prefix string) *Rule {
 	if p == nil {
 		return nil

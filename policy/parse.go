@@ -18,8 +18,8 @@ const (
 	maxKey = 1024 // bytes of a key or prefix in overrides
 )
 
-// The fields of a limit. A policy with several limits states the shared ones once for all of them, or for one limit in
-// its place in the list; the rest belong to a limit each.
+// The fields of a limit. A policy with several limits has the shared parameters once for all of them, or in an element of
+// the list for that limit; each limit has its own parameters.
 var (
 	ownParameters    = []string{"limit", "window", "ttl", "capacity"}
 	sharedParameters = []string{"algorithm", "align", "time_zone", "anchor", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}
@@ -46,7 +46,7 @@ func words[T interface {
 	return list
 }
 
-// uses reports whether an algorithm has the parameter. All of them have those that are not listed.
+// uses says whether an algorithm has a parameter. Every algorithm has those that are not listed here.
 func uses(a algo.Algorithm, parameter string) bool {
 	switch parameter {
 	case "window":
@@ -69,8 +69,8 @@ func uses(a algo.Algorithm, parameter string) bool {
 	return true
 }
 
-// Load reads and parses a regular file. The error is Errors when the file could be read, and another, which names the file,
-// when not: when it is too large, is no regular file, or the file system does not answer within reload.Timeout, too.
+// Load reads and parses a regular file. The error is Errors when the file could be read. Otherwise it names the file: the
+// file is too large or not regular, or the file system has not answered within reload.Timeout.
 func Load(name string) (*Set, error) {
 	data, err := reload.ReadFile(name, strictyaml.MaxFile)
 	if err != nil {
@@ -79,9 +79,9 @@ func Load(name string) (*Set, error) {
 	return Parse(name, data)
 }
 
-// Parse reads a policy file's content. file is its name in errors. Nothing in it, and an empty list of policies, is
-// valid. The error is Errors: every mistake, not only the first; a file that is not YAML has one. What an override changes of a policy's limit
-// is looked at once that limit is right.
+// Parse reads a policy file. file is its name in errors. An empty file and an empty list of policies are valid. The error is
+// Errors: every mistake, or one if the file is not YAML. An override that changes a policy's limit is checked only when that
+// limit is valid.
 func Parse(file string, data []byte) (*Set, error) {
 	d := &decoder{Decoder: strictyaml.New(file, data)}
 	d.OtherName = otherName
@@ -114,7 +114,7 @@ func (d *decoder) file(root *yaml.Node) []*Policy {
 	return policies
 }
 
-// policy compiles one policy. What it returns is good for something only when no mistake was found.
+// policy compiles one policy. The result is usable only if no mistake was found.
 func (d *decoder) policy(f strictyaml.Fields) *Policy {
 	p := &Policy{Line: f.At.Line, fields: strictyaml.Fields{Path: f.Path, List: f.Only(limitFields)}}
 	p.Name = d.name(d.Required(f, "name", "login"))
@@ -141,14 +141,14 @@ func (d *decoder) policy(f strictyaml.Fields) *Policy {
 	return p
 }
 
-// needsLimit rejects a field of a policy without any limit.
+// needsLimit rejects a field when neither the policy nor an override has a limit.
 func (d *decoder) needsLimit(f strictyaml.Field, limited bool) {
 	if !limited {
 		d.Fail(f.Key, f.Path, "has no effect: neither the policy nor an override has a limit: remove it")
 	}
 }
 
-// ban reads how long a refused key is refused. The policy's rules are known.
+// ban reads how long a key is banned. The policy's rules must have been read.
 func (d *decoder) ban(f strictyaml.Field, p *Policy) {
 	p.Ban, _ = d.duration(f)
 	if counts(p.Limits) || counts(p.Candidate) || slices.ContainsFunc(p.overrides, func(r Rule) bool { return counts(r.Limits) }) {
@@ -176,7 +176,7 @@ func (d *decoder) name(f strictyaml.Field) string {
 	return ""
 }
 
-// limitsOf fills in the policy's own limits and reports whether they are right.
+// limitsOf sets the policy's own limits, and says whether they are valid.
 func (d *decoder) limitsOf(f strictyaml.Fields, p *Policy) bool {
 	if list, several := f.Get("limits"); several {
 		beside := f.Only(ownParameters)
@@ -204,7 +204,7 @@ func (d *decoder) limitsOf(f strictyaml.Fields, p *Policy) bool {
 	return ok
 }
 
-// candidate reads the limits that are tried beside the policy's; right says whether those are.
+// candidate reads the policy's candidate; right says whether the policy's own limits are valid.
 func (d *decoder) candidate(one strictyaml.Field, p *Policy, right bool) {
 	if one.Node == nil {
 		return
@@ -227,7 +227,7 @@ func (d *decoder) candidate(one strictyaml.Field, p *Policy, right bool) {
 	}
 }
 
-// leases reports whether limits count leases. Those that do stand beside no others.
+// leases says whether limits count leases. Either all limits of a policy do or none.
 func leases(limits algo.Limits) bool { return limits[0].Algorithm == algo.Concurrency }
 
 func ruleOf(l algo.Limit) Rule {
@@ -237,7 +237,7 @@ func ruleOf(l algo.Limit) Rule {
 	return Rule{Limits: algo.Limits{l}}
 }
 
-// overrides compiles the policy's overrides; right says whether the policy's own limits are.
+// overrides compiles the policy's overrides; right says whether the policy's own limits are valid.
 func (d *decoder) overrides(policy strictyaml.Fields, p *Policy, right bool) {
 	lines := make(map[[2]string]int)
 	for f := range d.Maps(policy.Field("overrides"), "overrides, such as {key: admin, unlimited: true}", overrideFields) {
@@ -260,7 +260,7 @@ func (d *decoder) overrides(policy strictyaml.Fields, p *Policy, right bool) {
 	}
 }
 
-// subject returns the key or the prefix that an override is for.
+// subject returns the field with the key or prefix of an override.
 func (d *decoder) subject(f strictyaml.Fields) (strictyaml.Field, bool) {
 	key, hasKey := f.Get("key")
 	prefix, hasPrefix := f.Get("prefix")
@@ -290,11 +290,11 @@ func (d *decoder) subject(f strictyaml.Fields) (strictyaml.Field, bool) {
 	return subject, false
 }
 
-// override compiles what an override says of its keys.
+// override compiles the limits of an override.
 func (d *decoder) override(f strictyaml.Fields, policy strictyaml.Fields, p *Policy, right bool) Rule {
 	own := f.Only(ownParameters)
 	limits, several := f.Get("limits")
-	var said []strictyaml.Field // one field for each way of saying it
+	var said []strictyaml.Field // one field of each kind that the override has
 	if len(own) > 0 {
 		said = append(said, own[0])
 	}
@@ -327,14 +327,14 @@ func (d *decoder) override(f strictyaml.Fields, policy strictyaml.Fields, p *Pol
 	return rule
 }
 
-// changed compiles an override that changes some of the parameters of the policy's one limit.
+// changed compiles an override that changes parameters of the policy's only limit.
 func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy strictyaml.Fields, p *Policy, right bool) Rule {
 	if policy.Has("limits") {
 		d.Fail(own[0].Key, own[0].Path, "cannot change a policy of several limits: write limits here too")
 		return Rule{}
 	}
 	if !right {
-		return Rule{} // it is read once the policy itself is right
+		return Rule{} // the policy has a mistake that must be corrected first
 	}
 	merged := strictyaml.Fields{Path: f.Path, At: f.At, List: own}
 	if number, given := merged.Get("limit"); given && !policy.Has("algorithm") && !isUnlimited(number.Node) {
@@ -350,7 +350,7 @@ func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy st
 	if !ok {
 		return Rule{}
 	}
-	// What a bucket admits at once is its capacity: raising the limit alone would not raise that.
+	// A bucket admits up to its capacity at once. A higher limit alone would not change that.
 	raised, given := strictyaml.Fields{List: own}.Get("limit")
 	if given && !(strictyaml.Fields{List: own}).Has("capacity") && l.Capacity != 0 && l.Limit > max(l.Capacity, p.Limits[0].Limit) {
 		d.Fail(raised.Node, raised.Path, "is above the policy's capacity, %d, which it keeps: write capacity here too", l.Capacity)
@@ -359,8 +359,8 @@ func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy st
 	return ruleOf(l)
 }
 
-// limits compiles a list of limits. Each may be in the short notation, and takes the shared parameters that it does not
-// state itself from the policy. With check, a shared parameter that is none of any limit is a mistake.
+// limits compiles a list of limits. Each may be in the short notation. A limit takes the shared parameters that it does not
+// have itself from the policy. With check, a shared parameter that no limit takes is a mistake.
 func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check bool) (algo.Limits, bool) {
 	nodes, ok := d.Items(list, "limits, such as [10/1s, 1000/1h]")
 	if !ok {
@@ -397,7 +397,7 @@ func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check 
 		}
 	}
 	if err := limits.Validate(); err != nil {
-		// Each is right by itself: the error is about one that does not go with the others.
+		// Each limit is valid, so that the error is about one that does not fit the others.
 		wrong := err.(*algo.FieldError)
 		for i, n := range nodes {
 			if field, ok := strings.CutPrefix(wrong.Field, strictyaml.Element("limits", i)+"."); ok {
@@ -409,7 +409,7 @@ func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check 
 	return limits, true
 }
 
-// limitAt compiles one element of a list of limits, and notes in used which of the shared parameters it took.
+// limitAt compiles one element of a list of limits. It notes in used which of the shared parameters the element has taken.
 func (d *decoder) limitAt(n *yaml.Node, path string, shared []strictyaml.Field, used map[string]bool) (algo.Limit, bool) {
 	var f strictyaml.Fields
 	var ok bool
@@ -425,7 +425,7 @@ func (d *decoder) limitAt(n *yaml.Node, path string, shared []strictyaml.Field, 
 		algorithm, given = strictyaml.Fields{List: shared}.Get("algorithm")
 	}
 	if !given {
-		// The exact one is what a bare list of limits means.
+		// Without an algorithm a list has the exact one.
 		algorithm = strictyaml.Field{Name: "algorithm", Path: path, Key: n, Node: &yaml.Node{
 			Kind: yaml.ScalarNode, Tag: "!!str", Value: algo.SlidingLog.String(), Line: n.Line, Column: n.Column,
 		}}
@@ -449,7 +449,7 @@ func (d *decoder) limitAt(n *yaml.Node, path string, shared []strictyaml.Field, 
 	return l, ok
 }
 
-// rate reads the short notation into the fields it stands for, placed where their parts are.
+// rate converts the short notation to the fields that it stands for, with the positions of its parts.
 func (d *decoder) rate(n *yaml.Node, path string) (strictyaml.Fields, bool) {
 	limit, window, cut := strings.Cut(n.Value, "/")
 	if n.Tag != "!!str" || !cut {
@@ -472,8 +472,8 @@ func (d *decoder) rate(n *yaml.Node, path string) (strictyaml.Fields, bool) {
 	}}, true
 }
 
-// limit compiles one limit from fields of which all are a limit's parameters. Its algorithm is filled in when it is
-// known, even when something else is wrong.
+// limit compiles one limit from its parameters. It sets the algorithm if that is known, even when another parameter is
+// invalid.
 func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 	ok = true
 	number, given := f.Get("limit")
@@ -483,8 +483,8 @@ func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 		d.Missing(f, "limit", "100")
 		ok = false
 	}
-	// A limit that is turned off keeps no state: what it says besides must be right, but nothing else is needed, and
-	// nothing that is about counting may stand there.
+	// An unlimited limit has no state. Its other parameters must be valid, none is required, and those about counting are
+	// mistakes.
 	off := l.Limit == algo.Unlimited
 	if a, given := f.Get("algorithm"); given {
 		name, good := d.Choice(a, algorithmWords...)
@@ -508,11 +508,11 @@ func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 	if !ok || !shaped || !counted || off {
 		return l, ok && shaped && counted
 	}
-	// Package algo knows what concerns several parameters at once.
+	// The conditions on several parameters are package algo's.
 	wrong, bad := l.Validate().(*algo.FieldError)
 	if bad {
 		at, path := f.At, strictyaml.Join(f.Path, wrong.Field)
-		// A field that was taken from elsewhere in the file may be right there.
+		// A field that the limit has taken from another place in the file may be valid there.
 		if one, given := f.Get(wrong.Field); given && one.Node != nil && strings.HasPrefix(one.Path, f.Path) {
 			at, path = one.Node, one.Path
 		}
@@ -521,16 +521,16 @@ func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 	return l, !bad
 }
 
-// unlimited rejects what package algo does not let stand beside an unlimited limit. An override that is unlimited keeps
-// nothing of the kind from its policy.
+// unlimited rejects parameters that package algo does not allow in an unlimited limit. An unlimited override does not take
+// them from its policy.
 func (d *decoder) unlimited(f strictyaml.Fields, l *algo.Limit) bool {
 	ok := true
 	for _, one := range f.Only([]string{"capacity", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}) {
 		switch {
-		case one.Node == nil: // has no value, which has been reported
-		case one.Name == "count_denied" && !l.CountDenied, one.Name == "carry_debt" && !l.CarryDebt: // as is the default
-		case !strings.HasPrefix(one.Path, f.Path): // taken from elsewhere
-		case l.Algorithm != 0 && !uses(l.Algorithm, one.Name): // rejected for that
+		case one.Node == nil: // it has no value, which is a mistake already
+		case one.Name == "count_denied" && !l.CountDenied, one.Name == "carry_debt" && !l.CarryDebt: // the default
+		case !strings.HasPrefix(one.Path, f.Path): // taken from the policy
+		case l.Algorithm != 0 && !uses(l.Algorithm, one.Name): // rejected for that already
 		default:
 			d.Fail(one.Key, one.Path, "is for a limit, and this one is unlimited: remove it")
 			ok = false
@@ -539,7 +539,7 @@ func (d *decoder) unlimited(f strictyaml.Fields, l *algo.Limit) bool {
 	return ok
 }
 
-// units reads a number of units that may be -1 for unlimited.
+// units reads a number of units, or -1 for unlimited.
 func (d *decoder) units(f strictyaml.Field) (int64, bool) {
 	if isUnlimited(f.Node) {
 		return algo.Unlimited, true
@@ -572,7 +572,7 @@ func (d *decoder) misplaced(f strictyaml.Field, a algo.Algorithm) {
 	}
 }
 
-// shape reads what a limit counts over: a window, a calendar period or the life of a lease.
+// shape reads the time over which a limit counts: a window, a calendar period or the ttl of leases.
 func (d *decoder) shape(f strictyaml.Fields, l *algo.Limit, off bool) bool {
 	ok, calendar := true, false
 	if align, given := f.Get("align"); given {
@@ -623,7 +623,7 @@ func (d *decoder) shape(f strictyaml.Fields, l *algo.Limit, off bool) bool {
 	return ok
 }
 
-// numbers reads the remaining parameters.
+// numbers reads the parameters that are numbers and booleans.
 func (d *decoder) numbers(f strictyaml.Fields, l *algo.Limit) bool {
 	ok := true
 	integer := func(name string, most int64) int64 {
@@ -644,7 +644,7 @@ func (d *decoder) numbers(f strictyaml.Fields, l *algo.Limit) bool {
 	return ok
 }
 
-// guarantees reads what happens when nodes and the connections between them fail. limitsOf has filled in p.Concurrency.
+// guarantees reads the behaviour when nodes or connections between them fail. limitsOf must have set p.Concurrency.
 func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 	consistency, durability, onError := f.Field("consistency"), f.Field("durability"), f.Field("on_error")
 	level, _ := d.Choice(consistency, "available", "strict")
@@ -693,7 +693,7 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 	}
 }
 
-// persist reads whether a policy's counters are kept on disk. guarantees has filled in p.Strict.
+// persist reads whether nodes keep the policy's counters on disk. guarantees must have set p.Strict.
 func (d *decoder) persist(f strictyaml.Fields, p *Policy) {
 	one, given := f.Get("persist")
 	if !given {

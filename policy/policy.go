@@ -1,13 +1,13 @@
-// Package policy holds named limits: what a policy file says, checked, compiled and kept up to date while the file is
-// edited.
+// Package policy has named limits: it parses policy files, validates them, and keeps their policies up to date while the
+// files change.
 //
-// Parse turns a file into a Set and reports every mistake with its position. A Set never changes, so it is safe for
-// concurrent use without locks; Watch replaces it as a whole when the file changes, and a file with a mistake in it
-// changes nothing.
+// Parse turns a file into a Set (parse.go), and reports every mistake with its position. Policy.Rule finds the limits of a
+// key. A Set never changes, and needs no locks. A Watcher replaces it as a whole when the file changes; a file with a
+// mistake changes nothing.
 //
-// What it does not promise: that the nodes of a cluster have read the same file (compare Set.Hash), that a change
-// reaches two policies of different files at the same moment, or that an edit is seen faster than the poll interval on
-// a file system that reports no events. It decides nothing: what a limit means is package algo's.
+// The package does not promise that the nodes of a cluster have read the same file (compare Set.Hash), that policies of two
+// files change at the same instant, or that a change is seen before the next poll on a file system that reports no events.
+// It decides nothing: package algo says what a limit means.
 package policy
 
 import (
@@ -24,11 +24,11 @@ import (
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
-// OnError says what a check is answered with when its owner cannot be reached or has no room for its state.
+// OnError says how a check is answered when its owner cannot be reached or has no room for its state.
 type OnError uint8
 
-// The answers. Under Open, the zero value, the check is admitted; under Closed it is refused. Under Share the node that was asked
-// admits it by a count of its own, up to its part of the limit: that divided by the number of nodes.
+// The answers. Open, the zero value, admits the check, and Closed refuses it. With Share the node that was asked admits it
+// by a count of its own, up to the limit divided by the number of nodes.
 const (
 	Open   OnError = 0
 	Closed OnError = 1
@@ -40,16 +40,16 @@ func (e OnError) String() string {
 	return nameOf("on_error", e, []string{Open: "open", Closed: "closed", Share: "share"})
 }
 
-// Durability says what may be forgotten when the node that counts a key is lost without notice. Planned moves forget
-// nothing, whatever it is.
+// Durability says what may be forgotten when the node that counts a key is lost without notice. A planned move forgets
+// nothing.
 type Durability uint8
 
-// The durabilities, from the cheapest to the dearest but for Async, which is the default and therefore zero.
+// The durabilities, from the cheapest to the most expensive, except for Async, the default, which must be 0.
 const (
-	Async  Durability = 0 // a second node has every change within 50 ms
-	None   Durability = 1 // no second node has it: everything is forgotten
-	Escrow Durability = 2 // nothing: a second node is told ahead of a part of the limit that may be used up
-	Sync   Durability = 3 // nothing: an answer is given once a second node has what it admits
+	Async  Durability = 0 // at most the changes of the last 50 ms: the backup has all others
+	None   Durability = 1 // everything: there is no backup
+	Escrow Durability = 2 // nothing: the backup counts a part of the limit as spent in advance
+	Sync   Durability = 3 // nothing: an answer waits until the backup has what it admits
 )
 
 // String returns the name used in policies.
@@ -57,11 +57,11 @@ func (d Durability) String() string {
 	return nameOf("durability", d, []string{Async: "async", None: "none", Escrow: "escrow", Sync: "sync"})
 }
 
-// ColdStart says how the keys begin that were counted before and of whose count no copy is left.
+// ColdStart says how a key begins again whose count is lost, with its copies.
 type ColdStart uint8
 
-// The beginnings. Under ColdOpen, the zero value, the keys begin as new ones do; under ColdClosed as if their limits
-// had just been used up.
+// The values. With ColdOpen, the zero value, such a key begins as a new one; with ColdClosed as if its limits had just been
+// used up.
 const (
 	ColdOpen   ColdStart = 0
 	ColdClosed ColdStart = 1
@@ -72,7 +72,7 @@ func (c ColdStart) String() string {
 	return nameOf("cold_start", c, []string{ColdOpen: "open", ColdClosed: "closed"})
 }
 
-// nameOf returns the name of a value of an enumeration, or its number where it has none.
+// nameOf returns the name of a value of an enumeration, or its number when it has none.
 func nameOf[E ~uint8](what string, e E, names []string) string {
 	if int(e) >= len(names) {
 		return fmt.Sprintf("%s(%d)", what, uint8(e))
@@ -80,75 +80,75 @@ func nameOf[E ~uint8](what string, e E, names []string) string {
 	return names[e]
 }
 
-// WarnAtWhole is a WarnAt of all of the limit.
+// WarnAtWhole is the WarnAt of a whole limit.
 const WarnAtWhole = 1_000_000
 
-// Policy is a named limit, or several that are decided together. It does not change once it is in a Set.
+// Policy is a named limit, or several that are decided together. It does not change after it is in a Set.
 type Policy struct {
 	Name    string
-	Limits  algo.Limits // the policy's own, for keys without an override; nil when that is unlimited
+	Limits  algo.Limits // for keys without an override; nil when those are unlimited
 	OnError OnError
 	Shadow  bool // decide, count and report, but admit
-	NoLend  bool // no units are lent to who asks often: each decision is the owner's
-	// Ban is how long a key is refused once it has been refused for want of room; 0: no longer than its limits say.
+	NoLend  bool // no units are lent to borrowers: the owner makes each decision
+	// Ban is how long a key stays refused after a refusal for lack of room; 0: as long as its limits say.
 	Ban time.Duration
-	// WarnAt is the share of a limit that is in use, in millionths (WarnAtWhole is all of it), from which on decisions say that they
-	// are near the limit; 0: none does.
+	// WarnAt is the part of a limit in use, in millionths (WarnAtWhole is all of it), from which decisions are near the
+	// limit; 0: none is.
 	WarnAt int64
-	// Candidate are other limits that checks of keys without an override are decided by beside Limits, each under a state of its own:
-	// what they say is only counted. Nil: none.
+	// Candidate are limits that decide checks of keys without an override in addition to Limits, with states of their own.
+	// Their decisions are only counted. Nil: none.
 	Candidate algo.Limits
-	// Durability and ColdStart are about the loss of nodes, Strict about that of connections between them: it says that
-	// no two sides of a split may both admit. A Strict policy's Durability is Escrow or Sync and its OnError is Closed.
+	// Durability and ColdStart apply to the loss of nodes, Strict to the loss of connections between nodes: with Strict the
+	// two sides of a split never both admit. A Strict policy has Durability Escrow or Sync, and OnError Closed.
 	Durability Durability
 	ColdStart  ColdStart
 	Strict     bool
-	// Persist says that the counters are kept on the disks of the nodes, so that they outlive a stop of all nodes.
+	// Persist says that nodes keep the counters on disk, so that they outlive a stop of all nodes.
 	Persist bool
-	// MaxKeys and MaxMemory bound what the keys of the policy take on each node, copies included: keys, and bytes for their
-	// states. 0: no bound of their own.
+	// MaxKeys and MaxMemory bound the keys of the policy on each node, copies included, and the bytes of their states. 0: no
+	// bound of the policy's own.
 	MaxKeys, MaxMemory int64
-	// Prices are the units that a token of each class costs; nil when callers say costs in units only.
+	// Prices are the units per token of each class; nil: the policy takes costs in units only.
 	Prices Prices
-	// Estimate is how many units are reserved for work of which the caller does not say what it may cost; 0: nothing is said about
-	// it. With EstimateAuto it is so until enough is known of what work has cost.
+	// Estimate is the number of units to reserve for work without a stated cost; 0: none. With EstimateAuto it applies until
+	// enough commits are known to estimate from.
 	Estimate     int64
 	EstimateAuto bool
-	// ReleaseExpired (on_expiry: release) says that a reservation whose ttl ends without a commit or cancel gives back its units, as a
-	// cancel does. Otherwise they stay charged.
+	// ReleaseExpired (on_expiry: release) says that a reservation whose TTL passes gives back its units. Otherwise they stay
+	// charged.
 	ReleaseExpired bool
-	// Concurrency says that the limits count leases, so that the policy is asked by acquire and not by check. It holds
-	// for every key, also for those whose Rule is Unlimited or Blocked.
+	// Concurrency says that the limits count leases: the policy takes acquires and no checks. That holds for every key, even
+	// one whose Rule is Unlimited or Blocked.
 	Concurrency bool
 	Line        int // of the policy's first field in its file, counted from 1
 
-	strict    *Error // where a Strict policy says so, as NeedVoters reports it
-	persist   *Error // where a Persist policy says so, as NeedDirectory reports it
+	strict    *Error // the position of consistency: strict, for NeedVoters; nil when not Strict
+	persist   *Error // the position of persist, for NeedDirectory; nil without Persist
 	own       Rule
-	fields    strictyaml.Fields // of its limits, from which overrides take what they do not say
-	file      *Policy           // of WithOverrides: the policy as its file has it
-	overrides []Rule            // in the order of the file, then those set by operators; exact and prefixes point into it
+	fields    strictyaml.Fields // of its limits; overrides take missing parameters from here
+	file      *Policy           // of a result of WithOverrides: the policy in the file
+	overrides []Rule            // in the order of the file, then those of WithOverrides; exact and prefixes point into it
 	exact     map[string]*Rule  // by key
 	prefixes  map[string]*Rule  // by prefix
-	lengths   []int             // of prefixes, each once, the longest first
+	lengths   []int             // of the prefixes, the longest first, without repetitions
 }
 
-// Rule is what applies to one key of a policy.
+// Rule is the limits of a key.
 type Rule struct {
 	Limits    algo.Limits // nil when Unlimited or Blocked
-	Unlimited bool        // every check passes and no state is kept
-	Blocked   bool        // no check ever passes
-	// Key or Prefix is what an override is for: one exact key, or the keys that begin with Prefix. Both are empty in
-	// the policy's own rule, which is for all the other keys.
+	Unlimited bool        // every check is admitted, without a state
+	Blocked   bool        // every check is refused
+	// Key or Prefix is set in an override: one key, or the keys that begin with Prefix. Both are empty in the policy's own
+	// rule, which is for all other keys.
 	Key    string
 	Prefix string
-	// API says that the override was set by an operator while the node runs, see Override, and is in no file.
+	// API says that the override is not in the file: an operator has set it, see Override.
 	API      bool
-	settings string // of such an Override
+	settings string // Settings of that Override
 }
 
-// Rule returns what applies to key: the override for exactly this key, otherwise the one with the longest prefix,
-// otherwise the policy's own. It does not allocate, and the Rule stays the same for the life of the Policy.
+// Rule returns the rule for a key: the override for exactly this key, else the override with the longest prefix, else the
+// policy's own. It does not allocate. The result is valid, and does not change, as long as the Policy.
 func (p *Policy) Rule(key string) *Rule {
 	if len(p.overrides) == 0 {
 		return &p.own
@@ -156,7 +156,7 @@ func (p *Policy) Rule(key string) *Rule {
 	if r, ok := p.exact[key]; ok {
 		return r
 	}
-	for _, n := range p.lengths { // a few, as prefixes are made by one scheme
+	for _, n := range p.lengths { // few, since prefixes usually have a few lengths
 		if n <= len(key) {
 			if r, ok := p.prefixes[key[:n]]; ok {
 				return r
@@ -166,8 +166,8 @@ func (p *Policy) Rule(key string) *Rule {
 	return &p.own
 }
 
-// Divisible reports why no part of the policy's limits is assigned to data planes, which count requests, whatever these limits are; nil when it may
-// be, as far as each Rule's Limits are Quotable.
+// Divisible returns why limits of the policy cannot be divided among data planes, which count requests; nil: they can, if
+// each Rule's Limits are Quotable.
 func (p *Policy) Divisible() error {
 	switch {
 	case p.NoLend:
@@ -180,7 +180,7 @@ func (p *Policy) Divisible() error {
 	return nil
 }
 
-// Rules lists the policy's own rule, then its overrides in the order of the file, then those of WithOverrides.
+// Rules returns the policy's own rule, its overrides in the order of the file, and those of WithOverrides.
 func (p *Policy) Rules() []*Rule {
 	rules := make([]*Rule, 0, 1+len(p.overrides))
 	rules = append(rules, &p.own)
@@ -190,7 +190,7 @@ func (p *Policy) Rules() []*Rule {
 	return rules
 }
 
-// index prepares the look-up of overrides, whose keys and prefixes are known to be different from each other.
+// index prepares Rule's maps. The keys and prefixes of the overrides must be different.
 func (p *Policy) index() {
 	p.exact, p.prefixes, p.lengths = make(map[string]*Rule), make(map[string]*Rule), nil
 	for i := range p.overrides {
@@ -205,14 +205,15 @@ func (p *Policy) index() {
 	p.lengths = slices.Compact(p.lengths)
 }
 
-// Set is the policies of one file, and with WithOverrides the overrides set beside it. It is immutable. A nil *Set and the zero Set hold no policies.
+// Set is the policies of one file, with the overrides of WithOverrides, if any. It never changes. A nil *Set and the zero
+// Set have no policies.
 type Set struct {
 	byName map[string]*Policy
 	sorted []*Policy
 	hash   string
 }
 
-// newSet takes policies whose names are different from each other.
+// newSet makes a Set of policies, whose names must be different.
 func newSet(policies []*Policy) *Set {
 	s := &Set{byName: make(map[string]*Policy, len(policies)), sorted: policies}
 	for _, p := range policies {
@@ -232,7 +233,7 @@ func (s *Set) Get(name string) (*Policy, bool) {
 	return p, ok
 }
 
-// Policies lists the policies by name. The slice is the caller's.
+// Policies returns the policies sorted by name. The slice belongs to the caller.
 func (s *Set) Policies() []*Policy {
 	if s == nil {
 		return nil
@@ -240,11 +241,11 @@ func (s *Set) Policies() []*Policy {
 	return append([]*Policy(nil), s.sorted...)
 }
 
-// NeedVoters lists what is wrong with the set on a node that has no voters: every Strict policy, in the order of the
-// file, with the position of the field that makes it so.
+// NeedVoters returns an error for each Strict policy, with the position of the field: a node without voters must not load
+// them.
 func (s *Set) NeedVoters() Errors { return s.needs(func(p *Policy) *Error { return p.strict }) }
 
-// NeedDirectory lists what is wrong with the set on a node that has no data directory: every Persist policy, in the order of the file.
+// NeedDirectory returns an error for each Persist policy: a node without a data directory must not load them.
 func (s *Set) NeedDirectory() Errors { return s.needs(func(p *Policy) *Error { return p.persist }) }
 
 func (s *Set) needs(of func(*Policy) *Error) Errors {
@@ -258,10 +259,10 @@ func (s *Set) needs(of func(*Policy) *Error) Errors {
 	return m.Sorted()
 }
 
-// Hash returns 32 hexadecimal digits that stand for what the policies mean, so that nodes can tell whether they decide
-// by the same ones. It is the same in every process and for any order of policies and of overrides; comments, spacing,
-// defaults written out and bounds of memory (max_log, max_keys, max_memory), which have no part in a decision, do not change it. The order of several limits in
-// one policy is part of it, since decisions list them in that order.
+// Hash returns 32 hexadecimal digits that represent the meaning of the policies, so that nodes can compare theirs. It is the
+// same in every process and for any order of policies and overrides. It does not depend on comments, spacing, defaults that
+// are written out, and bounds of memory (max_log, max_keys, max_memory), which have no effect on decisions. It depends on
+// the order of a policy's limits, because decisions list them in that order.
 func (s *Set) Hash() string {
 	if s == nil || s.hash == "" {
 		return hashOf(nil)
@@ -269,7 +270,7 @@ func (s *Set) Hash() string {
 	return s.hash
 }
 
-// meaning is what Hash digests of a policy: what Policy has in exported fields, but for bounds of memory and lines, and its rules.
+// meaning is what Hash covers of a policy: the exported fields of Policy, without bounds of memory and lines, and the rules.
 type meaning struct {
 	Policy
 	Ban       int64
@@ -283,7 +284,8 @@ type ruleMeaning struct {
 	Limits             []byte
 }
 
-// hashOf digests policies that are sorted by name. Fields that are zero are left out, so that a new one changes no hash of a policy without it.
+// hashOf computes Hash for policies that are sorted by name. It leaves out fields that are zero, so that a new field of
+// Policy changes no hash of policies without it.
 func hashOf(sorted []*Policy) string {
 	h := sha256.New()
 	for _, p := range sorted {
@@ -297,12 +299,12 @@ func hashOf(sorted []*Policy) string {
 		})
 		if err := json.MarshalWrite(h, &m, json.OmitZeroStructFields(true), json.Deterministic(true)); err != nil {
 			panic(err) // no field is of a type that JSON lacks
-		}
+		} // all fields have types that JSON can express
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// limitsMeant are limits as bytes, with their defaults written out.
+// limitsMeant returns limits as bytes, with their defaults filled in.
 func limitsMeant(limits algo.Limits) []byte {
 	if limits == nil {
 		return nil
