@@ -22,6 +22,11 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// This file reads configuration files into a Config, which never changes afterwards. Parse makes a reader for each file;
+// reader.file finds the domain, descriptors reads the tree of nodes, limit and rate read a rule, quotas (quota.go) the quota
+// buckets. match.go looks up rules in the tree. A field must be listed in rootFields, descriptorFields or limitFields to be
+// accepted.
+
 // File is one configuration file. Name is for errors.
 type File struct {
 	Name string

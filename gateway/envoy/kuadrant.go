@@ -13,6 +13,9 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// This file has Kuadrant's service on the limits of service.go. It charges with Always (charge) and reserves (hold), where
+// ShouldRateLimit checks. A reservation is registered with expiry before its id is returned, and removed from it by Commit.
+
 // kuadrant implements Kuadrant's service, which is Limitador's: a gateway checks or reserves before a request, and reports
 // or commits the cost when the response has passed.
 type kuadrant struct {

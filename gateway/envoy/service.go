@@ -26,6 +26,10 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
+// This file has ShouldRateLimit. matches finds the rule of each descriptor and removes replaced ones. ask has the limits
+// decided: askTogether those that are charged all or none, askEach the others. conclude makes a status of each decision, and
+// response makes the answer. kuadrant.go uses matches, counts and overall as well.
+
 // Results for ServiceConfig.Count.
 const (
 	WithinLimit = "within_limit"
