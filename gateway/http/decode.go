@@ -18,6 +18,10 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// This file reads JSON bodies strictly. exchange.decode checks the headers, reads the body within MaxBody, waits for memory
+// (admit) and decodes; malformed and null turn errors of the JSON library into problems with the API's names of fields.
+// operations.go converts the decoded bodies to questions.
+
 // The bodies of requests. An empty string counts as a missing one.
 type (
 	targetBody struct {

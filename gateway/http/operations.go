@@ -13,6 +13,10 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
+// This file has the operations of a limit.Service. operation and queried make the handlers: question decodes the body and
+// has a form convert it, asked calls the Service, and a write function writes the answer. leases, reservations and
+// adjustments list the routes. openapi.yaml must describe each of them.
+
 // operation returns the handler of an operation whose request has a body. read converts the body, which starts as absent, to
 // a question; ask calls the Service; write writes the answer. ask is not called when the body has a problem.
 func operation[B, Q, A any](
