@@ -11,6 +11,9 @@ import (
 	"github.com/weirlimit/weir/auth"
 )
 
+// This file has the commands. specs lists them; command finds one and do authenticates and runs it. check.go has the
+// commands that are decided by the Service.
+
 // spec describes a command.
 type spec struct {
 	name    string

@@ -13,6 +13,10 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// This file has a connection. serve reads with fill and runs rounds; a round parses the commands that have come, runs them
+// (command.go), and writes their answers. flush has the queued checks decided. A command that answers at once must call
+// flush before it appends to scratch.out (do and failed see to it), so that answers keep their order.
+
 const (
 	// firstBuffer is the size of a connection's first buffer for reading. It doubles, up to knownBounds.size, while callers
 	// send more at once.
