@@ -26,6 +26,10 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
+// This file has the unary calls. Check reuses its memory: handleCheck takes a call from the pool, decode reads the request,
+// check decides it, and the codec returns the call to the pool (Recycle). The methods of operations.go have generated
+// handlers, which admitted wraps.
+
 // ServerConfig is what a Server needs. Service, Status, TopKeys, Topology and Panicked are required.
 type ServerConfig struct {
 	Service limiter.BatchService
