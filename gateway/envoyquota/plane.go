@@ -49,7 +49,7 @@ const (
 	denyAll
 	allowAll
 	assign  // a DENY_ALL, and then a token bucket (see Service.append)
-	abandon // sent Delivery after a denyAll
+	abandon // sent Delivery after a denyAll, or for a bucket that an earlier stream has left
 )
 
 // action is the answer for one bucket. assign has units and rate, in units per hour; each verdict of an assignment has life.
