@@ -14,6 +14,18 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// This file compiles a policy file. The path of a policy:
+//
+//	Parse        makes a decoder; file reads the list of policies
+//	policy       reads one policy: limitsOf, candidate, guarantees, budget (budget.go), overrides
+//	limitsOf     reads the policy's limits: limit for one, limits and limitAt for a list
+//	limit        reads one limit from its parameters, wherever in the file they are: shape and numbers, then algo.Limit.Validate
+//	overrides    reads the overrides; changed merges an override's parameters with the policy's and calls limit
+//
+// override.go compiles an operator's override with the same functions. A new parameter belongs in ownParameters or
+// sharedParameters, in uses, and in shape or numbers; if it has a default, also in limitsMeant, so that Set.Hash does not
+// depend on writing it out.
+
 const (
 	maxKey = 1024 // bytes of a key or prefix in overrides
 )
