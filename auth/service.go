@@ -11,6 +11,11 @@ import (
 	"github.com/weirlimit/weir/limiter"
 )
 
+// This file authorizes operations. Each method of service finds the caller in the context (caller), demands a role, and
+// checks the right to the target's policy or namespace (target), before it calls the next Service. target also sets
+// Target.Caller. A new operation of limit.Service needs a method here; service embeds no Service, so that it does not
+// compile without.
+
 // Service returns svc with authorization at a listener: each operation needs a role, and the right of the caller in its
 // context to the policies and namespaces. In a batch, a check that the caller may not make gets an error of its own. A
 // context that Authorize has not returned is denied. Refunds and resets go to the audit log. Without an access file and an
