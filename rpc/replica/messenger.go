@@ -26,6 +26,10 @@ import (
 	"github.com/weirlimit/weir/rpc/transport"
 )
 
+// This file has both ends. To send, Send adds messages to the queue of their process, and stream.Run writes a frame of what
+// take returns. To receive, Converse checks the Hello, and intake.take decodes each frame and passes its messages to
+// Receive. codec.go has the form of a message.
+
 const (
 	// maxFrame is the weight at which a frame takes no more messages. Writing it takes 2 ms at 1 Gbit/s, for which later
 	// messages wait.
