@@ -17,6 +17,10 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 )
 
+// This file keeps one link for each process that is sent to. To makes the link on first use; link.run waits for the queue's
+// signal, talk opens a stream with a Hello and runs it, and run tells the queue when the stream has broken or could not be
+// opened. rpc/peer and rpc/replica implement Queue.
+
 // Config is what both ends of the streams between nodes need. All fields but Credentials and Window are required. The
 // serving end needs no Address.
 type Config struct {
