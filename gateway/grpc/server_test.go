@@ -194,6 +194,10 @@ func TestRequestsShareMemory(t *testing.T) {
 	expect.True(t, err != nil, "2000 checks are answered")
 	taken, err := gate.Enter(t.Context(), most)
 	expect.True(t, err == nil && taken == most, "%d, %v", taken, err)
+	left, cancel := context.WithCancel(t.Context())
+	cancel()
+	err = (&callMemory{gate: gate}).enter(left, lightRequest, leastCheck)
+	expect.Equal(t, status.Code(err), codes.Canceled, "a caller who left while there was no room is answered %v", err)
 }
 
 // TestDefinitionsByBytes is an attack: streams that define as many targets as there may be. What a caller's streams keep takes no more than its share of
