@@ -20,7 +20,7 @@ import (
 
 // Patience is how long a test waits for what must happen: long enough for a machine that does much else. It is never waited for when
 // all is well.
-const Patience = time.Minute
+const Patience = 2 * time.Minute
 
 // Parallel lets n tests at a time run that call t.Parallel, where -parallel does not say how many, and returns how many it is. It is for a
 // TestMain whose tests wait more than they compute, of which as many as there are processors would leave these idle.
