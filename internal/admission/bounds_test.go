@@ -265,6 +265,37 @@ func TestAwaited(t *testing.T) {
 	})
 }
 
+// TestEnded: a unary call is told of when its message has come, and with the time since then. A caller who sends none, or what is none, is not:
+// else a stranger could fill a log of errors.
+func TestEnded(t *testing.T) {
+	ended := make(chan time.Duration, 9)
+	calls := NewCalls(CallsConfig{Ended: func(_ context.Context, _ string, took time.Duration, _ error) { ended <- took }})
+	desc := grpc.ServiceDesc{
+		ServiceName: "quick.Service", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, _ context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+			return new(emptypb.Empty), read(new(emptypb.Empty))
+		}}},
+	}
+	_, addr := serve(t, calls, &desc)
+	conn := testkit.Dial(t, addr)
+	call := func() grpc.ClientStream {
+		return must.Value(conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, "/quick.Service/Unary"))(t)
+	}
+	silent := call()
+	must.NoError(t, silent.CloseSend())
+	err := silent.RecvMsg(new(emptypb.Empty))
+	expect.Equal(t, status.Code(err), codes.Internal, "a call without a message: %v", err)
+	expect.Equal(t, len(ended), 0, "calls told of")
+	slow := call()
+	const patience = 200 * time.Millisecond
+	time.Sleep(patience)
+	must.NoError(t, slow.SendMsg(new(emptypb.Empty)))
+	must.NoError(t, slow.CloseSend())
+	must.NoError(t, slow.RecvMsg(new(emptypb.Empty)))
+	took := <-ended
+	expect.True(t, took < patience, "the time until the message came is not the node's: %v", took)
+}
+
 // TestStopWhileAwaited: a server that stops ends calls whose messages have not come, and leaves no goroutine.
 func TestStopWhileAwaited(t *testing.T) {
 	testkit.NoLeaks(t, "internal/admission.", "google.golang.org/grpc")

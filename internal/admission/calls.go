@@ -40,8 +40,8 @@ type CallsConfig struct {
 	// authenticated. If it is, its connection counts as authenticated. No caller gets all of MaxCalls or Memory (see fairshare); an empty
 	// name, of a caller that is not known by name, is not bounded so. Nil: all callers are authenticated, and have no names.
 	Caller func(ctx context.Context) (name string, authenticated bool)
-	// Ended, if set, is called after each handler of a unary call, unless the handler panicked. It gets the context that Authorize returned,
-	// the time from the first read of the request to the handler's return, and the handler's error.
+	// Ended, if set, is called after each handler of a unary call whose request came, unless the handler panicked. It gets the context that
+	// Authorize returned, the time from when the request had come to the handler's return, and the handler's error.
 	Ended func(ctx context.Context, method string, took time.Duration, err error)
 	// Panicked, if set, is called with each panic of a handler, which was recovered. The panic's value may hold secrets of the request.
 	Panicked func(method string, p *panics.Error)
@@ -118,6 +118,7 @@ type call struct {
 	room   *room
 	place  fairshare.Taken
 	began  bool        // room counts it
+	asked  time.Time   // when the request of a unary call had come; zero: it has not
 	leave  func()      // takes it out of anonymousCalls; nil: its connection is authenticated
 	late   *time.Timer // ends the call if its first message does not come; nil: no bound
 }
@@ -162,7 +163,9 @@ func (k *call) begin(ctx context.Context) error {
 // receive reads the request of a unary call.
 func (k *call) receive(m any) error {
 	err := k.read(m)
-	k.came()
+	if k.came(); err == nil {
+		k.asked = time.Now()
+	}
 	return err
 }
 
@@ -284,10 +287,9 @@ func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHand
 		if err := k.begin(ctx); err != nil {
 			return nil, err
 		}
-		began := time.Now()
 		out, err := handler(srv, ctx, k.receive, i)
-		if c.cfg.Ended != nil {
-			c.cfg.Ended(ctx, method, time.Since(began), err)
+		if c.cfg.Ended != nil && !k.asked.IsZero() {
+			c.cfg.Ended(ctx, method, time.Since(k.asked), err)
 		}
 		return out, err
 	}
