@@ -9,12 +9,12 @@
 package console
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
+	"io"
 	"log/slog"
 	"net/http"
 	"path"
@@ -124,7 +124,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 // ServeAsset answers GET for one of Paths.
 func (c *Console) ServeAsset(w http.ResponseWriter, r *http.Request) {
 	name := cmp.Or(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, Path), "/"), page)
-	body, err := files.ReadFile("assets/" + name)
+	file, err := files.Open("assets/" + name)
 	if err != nil {
 		http.NotFound(w, r)
 		return
@@ -133,9 +133,10 @@ func (c *Console) ServeAsset(w http.ResponseWriter, r *http.Request) {
 	secure(h)
 	h.Set("Content-Type", types[path.Ext(name)])
 	h.Set("Cache-Control", "no-cache") // browsers revalidate, so that a page never runs with files of another version
-	sum := sha256.Sum256(body)
-	h.Set("Etag", `"`+hex.EncodeToString(sum[:8])+`"`)
-	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(body))
+	sum := sha256.New()
+	_, _ = io.Copy(sum, file) // a part of the program, so that no copy of it stays while the network takes it
+	h.Set("Etag", `"`+hex.EncodeToString(sum.Sum(nil)[:8])+`"`)
+	http.ServeContent(w, r, name, time.Time{}, file.(io.ReadSeeker))
 }
 
 // secure sets the headers that restrict what a browser lets the page do, and other sites do with it.

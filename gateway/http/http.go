@@ -69,6 +69,9 @@ type Config struct {
 	Authorize func(r *http.Request, role auth.Role) (context.Context, *auth.Denial)
 	// HasRole says whether the caller of an open route has a role. Nil: every caller has every role.
 	HasRole func(r *http.Request, role auth.Role) bool
+	// Begin counts a request over HTTP/2, whose connection may have many, until end is called. A request that is not ok
+	// is answered 503: there is no memory for it. Nil: no request is counted.
+	Begin func(r *http.Request) (end func(), ok bool)
 	// Host says whether the name or address in a request's Host header, without the port, is one of this node's. Any request
 	// with another one is answered 421. Nil: every name is accepted.
 	Host func(name string) bool
@@ -214,8 +217,7 @@ func New(cfg Config) http.Handler {
 	}
 	notFound := a.handler((*exchange).notFound)
 	mux.HandleFunc("/", notFound)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		echoRequestID(w, r)
+	return a.counted(func(w http.ResponseWriter, r *http.Request) {
 		if a.Host != nil && !a.Host(hostName(r.Host)) {
 			a.handler(func(x *exchange) {
 				x.problem(&problem{status: http.StatusMisdirectedRequest, message: "this node does not answer for " +
@@ -230,6 +232,29 @@ func New(cfg Config) http.Handler {
 		}
 		mux.ServeHTTP(w, r)
 	})
+}
+
+// counted returns a handler of requests that Begin counts until their answers have been taken.
+func (a *api) counted(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		echoRequestID(w, r)
+		if r.ProtoMajor < 2 || a.Begin == nil {
+			next(w, r)
+			return
+		}
+		end, ok := a.Begin(r)
+		defer end()
+		if ok {
+			next(w, r)
+		} else {
+			a.handler(func(x *exchange) {
+				const full = "this node, or the caller, has as many requests as it has memory for"
+				x.problem(&problem{status: http.StatusServiceUnavailable, message: full})
+			})(w, r)
+		}
+		// Otherwise net/http would wait for the caller to read a short answer when the request is counted no more.
+		_ = http.NewResponseController(w).Flush()
+	}
 }
 
 // hostName returns a Host header without its port.

@@ -175,6 +175,31 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
+// TestNoMemory: a request over HTTP/2 that finds no room is answered 503; one that does is counted until its caller has
+// its answer.
+func TestNoMemory(t *testing.T) {
+	room, ended := true, 0
+	d := newAPI(t, new(scripted.Service), func(cfg *Config) {
+		cfg.Begin = func(*http.Request) (func(), bool) { return func() { ended++ }, room }
+	})
+	ask := func(major int) *httptest.ResponseRecorder {
+		r, w := httptest.NewRequest("GET", "/healthz", nil), httptest.NewRecorder()
+		r.ProtoMajor = major
+		d.handler.ServeHTTP(w, r)
+		return w
+	}
+	w := ask(2)
+	expect.True(t, w.Code == http.StatusOK && w.Flushed && ended == 1,
+		"with room: %d, flushed %v, %d have ended", w.Code, w.Flushed, ended)
+	room = false
+	w = ask(2)
+	kind := w.Header().Get("Content-Type")
+	expect.True(t, w.Code == http.StatusServiceUnavailable && kind == "application/problem+json" && ended == 2,
+		"without: %d %s, %d have ended", w.Code, w.Body, ended)
+	w = ask(1)
+	expect.True(t, w.Code == http.StatusOK && ended == 2, "over HTTP/1: %d, %d have ended", w.Code, ended)
+}
+
 func TestServerIsBounded(t *testing.T) {
 	s := NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler))
 	expect.True(t, s.ReadHeaderTimeout > 0 && s.ReadTimeout > 0 && s.WriteTimeout > 0 && s.IdleTimeout > 0 &&

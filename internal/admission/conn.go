@@ -21,13 +21,13 @@ type Conn struct {
 	ended    chan struct{} // closed with the connection
 	end      sync.Once
 
-	known         chan struct{} // closed when the connection is authenticated
-	authenticated atomic.Bool   // written under the listener's lock
-	named         atomic.Bool   // it counts to a caller; written under the listener's lock
-	heard         atomic.Bool   // something has been read
-	bytes         atomic.Int64  // read before the connection was authenticated
-	calls, begun  atomic.Int64  // gRPC calls that began while the connection was anonymous: in progress, and all
-	fewer         fifo.Signal   // set when a gRPC call has ended
+	known         chan struct{}          // closed when the connection is authenticated
+	authenticated atomic.Bool            // written under the listener's lock
+	caller        atomic.Pointer[string] // that it counts to, or nil; written under the listener's lock
+	heard         atomic.Bool            // something has been read
+	bytes         atomic.Int64           // read before the connection was authenticated
+	calls, begun  atomic.Int64           // that began while the connection was anonymous: in progress, and all (gRPC)
+	fewer         fifo.Signal            // set when a call has ended
 	check         atomic.Pointer[func() error]
 
 	// Guarded by the listener's lock.
@@ -71,13 +71,13 @@ func FromContext(ctx context.Context) *Conn {
 // take no lock. If the connection is beyond the bounds on authenticated connections, Authenticated closes it after ListenerConfig.RejectAfter.
 // A nil Conn may stay.
 func (c *Conn) Authenticated(caller string) bool {
-	if c == nil || c.authenticated.Load() && (caller == "" || c.named.Load()) {
+	if c == nil || c.authenticated.Load() && (caller == "" || c.caller.Load() != nil) {
 		return true
 	}
 	l := c.listener
 	l.mu.Lock()
 	before := c.authenticated.Load()
-	if c.gone || c.rejected != nil || before && (caller == "" || c.named.Load()) {
+	if c.gone || c.rejected != nil || before && (caller == "" || c.caller.Load() != nil) {
 		defer l.mu.Unlock()
 		return !c.gone && c.rejected == nil
 	}
@@ -97,7 +97,9 @@ func (c *Conn) Authenticated(caller string) bool {
 		}
 		return false
 	}
-	c.named.Store(caller != "")
+	if named := caller; named != "" {
+		c.caller.Store(&named)
+	}
 	if before {
 		l.mu.Unlock()
 		return true
@@ -115,6 +117,28 @@ func (c *Conn) Authenticated(caller string) bool {
 
 // IsAuthenticated reports whether Authenticated has returned true. It is true for a nil Conn.
 func (c *Conn) IsAuthenticated() bool { return c == nil || c.authenticated.Load() }
+
+// Begin counts a request over HTTP/2, whose connection has others, until end is called. If ok is false, the request
+// is not to be carried out: ListenerConfig.Memory has no room for one more of this caller, or an anonymous connection
+// has too many, and Begin has closed it.
+func (c *Conn) Begin(anonymous bool) (end func(), ok bool) {
+	if !anonymous {
+		who, memory := "", c.listener.cfg.Memory
+		if caller := c.caller.Load(); caller != nil {
+			who = *caller
+		}
+		taken, ok := memory.TakeAll(who, PerStream)
+		return func() { memory.Give(taken) }, ok
+	}
+	n := c.calls.Add(1)
+	if n <= maxConnRequests {
+		return c.callEnded, true
+	}
+	if n == maxConnRequests+1 {
+		c.reject(TooManyAnonymous)
+	}
+	return func() {}, false
+}
 
 // Served returns when the connection was served: when it left the queue of waiting connections.
 func (c *Conn) Served() time.Time { return c.served }

@@ -11,6 +11,10 @@ import (
 // KiB, and its headers up to 32 KiB, however few bytes their compressed form has.
 const maxConnCalls = 4
 
+// maxConnRequests is the most requests over HTTP/2 that an anonymous connection may have at a time: a page and its
+// files. A request takes up to 48 KiB until its caller has read the answer.
+const maxConnRequests = 8
+
 // On an anonymous connection, anonymousCallBurst calls may begin at once, and anonymousCallRate more in each second. Without this bound,
 // memory for calls that are denied at once would make the heap grow faster than the garbage collector frees it.
 const anonymousCallBurst, anonymousCallRate = 16, 10

@@ -271,6 +271,50 @@ func TestOneCallerTakesNotAllConnections(t *testing.T) {
 	}
 }
 
+// TestRequestsOfAConnection: an anonymous connection over HTTP/2 with more than a few requests at a time is closed; the
+// requests of a caller take the caller's share of the memory.
+func TestRequestsOfAConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := fairshare.New(9 * PerStream)
+		h := newHarness(ListenerConfig{MaxAnonymous: 10, Memory: memory})
+		defer h.close(t)
+		begin := func(c *Conn, anonymous bool) (ends []func()) {
+			for range 20 {
+				end, ok := c.Begin(anonymous)
+				if !ok {
+					break
+				}
+				ends = append(ends, end)
+			}
+			return ends
+		}
+		h.dial("192.0.2.1:1")
+		c := h.conn("192.0.2.1:1")
+		for range 100 {
+			end, ok := c.Begin(true)
+			expect.True(t, ok, "one after the other")
+			end()
+		}
+		ends := begin(c, true)
+		expect.Equal(t, len(ends), maxConnRequests, "requests at a time")
+		expect.True(t, slices.Equal(h.why(), []Rejection{TooManyAnonymous}) && len(h.served()) == 0,
+			"rejections %v, and %v is served", h.why(), h.served())
+		for _, end := range ends {
+			end()
+		}
+		h.dial("192.0.2.2:1")
+		c = h.conn("192.0.2.2:1")
+		expect.True(t, c.Authenticated("greedy"), "a caller")
+		ends = begin(c, false)
+		expect.True(t, len(ends) >= 4 && len(ends) < 9 && len(h.served()) == 1, "one caller has %d of 9", len(ends))
+		for _, end := range ends {
+			end()
+		}
+		taken, _ := memory.InUse()
+		expect.Equal(t, taken, 0, "bytes in the end")
+	})
+}
+
 // TestAnonymousBytes: before authentication only so much is read; the one that authenticates has a moment; and slow probes may go
 // on for as long as they like.
 func TestAnonymousBytes(t *testing.T) {

@@ -21,6 +21,20 @@ func (s *security) authorizeHTTP(r *http.Request, role auth.Role) (context.Conte
 	return ctx, denial
 }
 
+// beginHTTP counts a request over HTTP/2 until end is called.
+func (s *security) beginHTTP(r *http.Request) (end func(), ok bool) {
+	conn := admission.FromContext(r.Context())
+	if conn == nil {
+		return func() {}, true
+	}
+	anonymous := !conn.IsAuthenticated() && !s.auth.HasRole(r, auth.RoleOpen)
+	if end, ok = conn.Begin(anonymous); anonymous && !ok {
+		defer end()
+		panic(http.ErrAbortHandler) // the connection has been closed
+	}
+	return end, ok
+}
+
 // authenticateRESP authenticates a connection of the Redis protocol. Each command demands the role that it needs.
 func (s *security) authenticateRESP(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial) {
 	return s.auth.Authorize(ctx, "resp", auth.RoleOpen, c)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -492,4 +493,61 @@ func TestGoAways(t *testing.T) {
 		conn.Close()
 	}
 	expect.Equal(t, strings.Count(book.String(), "http connection failed"), 1, "lines for 30 GOAWAYs:\n%s", &book)
+}
+
+// TestUnreadAnswers: a stranger who asks over HTTP/2 and reads no answer has a few requests at a time, and its
+// connection ends beyond; those of a caller take of the callers' memory.
+func TestUnreadAnswers(t *testing.T) {
+	t.Parallel()
+	a := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Security.useTLS(filesOf(t, a, testLeaf))
+	cfg.Security.TLSClientCAFile = ""
+	token := auth.NewToken()
+	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml",
+		"callers:\n  - {name: shop, tokens: ["+auth.Hash(token)+"], roles: [read]}\n")
+	h2 := &tls.Config{RootCAs: a.Pool(), NextProtos: []string{"h2"}}
+	n := mustSettle(t, cfg)
+	ask := func(path, token string, requests int) (ended <-chan error) {
+		conn := must.Value(tls.Dial("tcp", addrOf(n.listeners.http), h2))(t)
+		t.Cleanup(func() { conn.Close() })
+		_, err := io.WriteString(conn, http2.ClientPreface)
+		must.NoError(t, err)
+		f := http2.NewFramer(conn, conn)
+		must.NoError(t, errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize}), f.WriteSettingsAck()))
+		var block bytes.Buffer
+		encoder := hpack.NewEncoder(&block)
+		for i := range requests {
+			block.Reset()
+			for _, h := range [][2]string{
+				{":method", "GET"}, {":scheme", "https"}, {":path", path}, {":authority", "localhost"}, {"authorization", token},
+			} {
+				if h[1] != "" {
+					must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
+				}
+			}
+			must.NoError(t, f.WriteHeaders(http2.HeadersFrameParam{
+				StreamID: uint32(2*i + 1), BlockFragment: block.Bytes(), EndHeaders: true, EndStream: true,
+			}))
+		}
+		closed := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(io.Discard, conn)
+			closed <- err
+		}()
+		return closed
+	}
+	for _, path := range []string{"/healthz", "/openapi.yaml", "/console/app.js", "/v1/status", "/nothing"} {
+		few := ask(path, "", 8)
+		<-ask(path, "", 9)
+		expect.Equal(t, len(few), 0, "%s: connections of few requests that are closed", path)
+	}
+	refusedAt(t, n, "http", "too_many_anonymous")
+	before, _ := n.callersMemory.InUse()
+	stays := ask("/v1/status", "Bearer "+token, 50)
+	testkit.Eventually(t, "the memory of 49 requests", func() bool { // the first may not have been known to be a caller's
+		taken, _ := n.callersMemory.InUse()
+		return taken >= before+49*admission.PerStream
+	})
+	expect.Equal(t, len(stays), 0, "connections of a caller that are closed")
 }

@@ -150,7 +150,8 @@ func (n *Node) registerGRPC(services grpc.ServiceRegistrar, callers *grpcapi.Ser
 func (n *Node) serveHTTP() (end func(context.Context)) {
 	api := httpapi.New(httpapi.Config{
 		Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
-		Host: hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
+		Begin: n.security.beginHTTP,
+		Host:  hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
 		Policies: n.listPolicies, Metrics: n.metrics.Handler(), Foreign: n.foreignRoutes(), Routes: n.consoleRoutes(), Console: n.consolePath(),
 		Status:  func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 		TopKeys: n.TopKeys, Describe: n.Describe, Overrides: n.overrides.service, NoInline: n.cfg.NoInline, Logger: n.log,
