@@ -153,7 +153,8 @@ var clocks = []string{
 	"limiter/route.go deadline",
 	"limiter/shed.go over", // against a caller's deadline
 	"internal/admission/calls.go age",
-	"internal/admission/calls.go unary", // for how long calls take
+	"internal/admission/calls.go receive", // for how long calls take
+	"internal/admission/calls.go unary",
 	"internal/admission/conn.go Write",
 	"internal/admission/conn.go allowance",
 	"internal/admission/conn.go reject", // bounds a write
@@ -178,7 +179,8 @@ var panics = []string{
 	"algo/arena.go Free",
 	"algo/limits.go counter",
 	"cluster/runner/boottime_linux.go BootTime",
-	"internal/node/observe.go recovering", // again, in net/http's way
+	"internal/node/authorize.go beginHTTP", // in net/http's way, to end a request without an answer
+	"internal/node/observe.go recovering",  // again, in net/http's way
 	"client/middleware/middleware.go New",
 	"internal/panics/panics.go Wait", // again, where it is recovered
 	"internal/simulate/candidate.go alloc",
