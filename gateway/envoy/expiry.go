@@ -21,9 +21,9 @@ const (
 // expiry cancels reservations of Kuadrant's protocol that are not committed within their TTL. The Service alone would leave
 // them charged, as it does with those of a node that has ended.
 type expiry struct {
-	service  limit.Service       // in the name of the node, without authorization
-	panicked func(*panics.Error) // budget in bytes
-	kept     *fairshare.Places   // bytes
+	service  limit.Service // in the name of the node, without authorization
+	panicked func(*panics.Error)
+	kept     *fairshare.Places // budget in bytes
 
 	mu      sync.Mutex
 	pending map[string]pending // by reservation id

@@ -32,8 +32,8 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 		return m, nil
 	}
 	at := &d.node
-	var found [8]*node // by level
-	path := found[:0]  // the nodes found, by level
+	var found [8]*node // the nodes that the entries lead to, by level
+	path := found[:0]
 	byValue := false
 	var patterns []string // the patterns of wildcards with share_threshold, by level; nil: none
 	for i, e := range entries {

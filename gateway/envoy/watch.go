@@ -61,9 +61,9 @@ func ReadDir(dir string) ([]File, error) {
 			continue
 		}
 		data, err := reload.ReadPrefix(name, left+1)
-		switch { // a link to a directory
+		switch {
 		case errors.Is(err, reload.ErrDirectory):
-			continue // a link to one
+			continue // a link to a directory
 		case err != nil:
 			return nil, err
 		}
