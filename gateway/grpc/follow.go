@@ -13,8 +13,8 @@ import (
 
 // teller has what a stream's caller is told besides answers: the node's readiness and the topology, if the caller follows
 // them, and recalls of loans. One goroutine (tell) sends all of it.
-type teller struct { // set when a field below changes
-	wake fifo.Signal // set when a field below has changed
+type teller struct {
+	wake fifo.Signal // set when a field below changes
 
 	mu              sync.Mutex
 	began           bool // tell runs
