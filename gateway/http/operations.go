@@ -251,8 +251,8 @@ func (a *api) adjustments() []Route {
 		{"POST", "/v1/charge", auth.RoleCharge, operation(a, chargeBody{}, func(f *form, b *chargeBody) limit.Charge {
 			return limit.Charge{Target: f.target(&b.targetBody), Amount: f.amount(&b.amountBody, 1, 1), RequestID: f.requestID(b.RequestID)}
 		}, a.Service.Charge, func(x *exchange, d limit.Decision) {
-			x.decision(&d, true) // it was charged, whether or not it fits
-		})}, // charged in any case, so that no status says refused
+			x.decision(&d, true) // charged in any case, so that no status says refused
+		})},
 		{"POST", "/v1/refund", auth.RoleRefund, operation(a, refundBody{Cost: 1}, func(f *form, b *refundBody) limit.Check {
 			return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: b.RequestID}
 		}, func(ctx context.Context, q limit.Check) (int64, error) {
