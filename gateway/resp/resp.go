@@ -154,8 +154,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	for c := range s.conns { // its goroutine ends with the error of its next read or write
-		_ = c.raw.Close() // its goroutine sees it end
+	for c := range s.conns {
+		_ = c.raw.Close() // its goroutine ends with the error of its next read or write
 	}
 	s.mu.Unlock()
 	<-done
