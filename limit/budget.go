@@ -65,8 +65,8 @@ type Commit struct {
 }
 
 // Settled is the answer to a Commit.
-type Settled struct { // units given back: fewer than were unused when some had left their window
-	Refunded int64 // units given back: fewer than were not used when some had left their window
+type Settled struct {
+	Refunded int64 // units given back: fewer than were unused when some had left their window
 	Excess   int64 // units charged beyond the reservation
 	Over     bool  // there was no room for all units beyond the reservation
 }

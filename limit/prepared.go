@@ -19,8 +19,8 @@ type Prepared interface {
 }
 
 // Brief is the answer of a Prepared: all of a decision under a policy with one limit.
-type Brief struct { // without Lease and Tightest
-	algo.Decision // but for Lease and Tightest
+type Brief struct {
+	algo.Decision // without Lease and Tightest
 	Window        time.Duration
 	Shadow        bool
 	NearLimit     bool
