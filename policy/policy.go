@@ -298,8 +298,8 @@ func hashOf(sorted []*Policy) string {
 			return cmp.Or(cmp.Compare(a.Prefix, b.Prefix), cmp.Compare(a.Key, b.Key))
 		})
 		if err := json.MarshalWrite(h, &m, json.OmitZeroStructFields(true), json.Deterministic(true)); err != nil {
-			panic(err) // no field is of a type that JSON lacks
-		} // all fields have types that JSON can express
+			panic(err) // all fields have types that JSON can express
+		}
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
