@@ -1,13 +1,16 @@
-// Package control changes a running cluster as operators ask: the overrides of limits, and the keys that encrypt the gossip, the same on all
-// members. It also makes the secrets that a cluster begins with.
+// Package control has what operators change in a running cluster, the same on all members: the overrides of limits, and the keys that encrypt
+// gossip. It also makes the secrets that a cluster begins with.
 //
-// A [Book] is one member's overrides under versions, so that members that take each other's books in any order and any number of times end
-// up with the same one; it is written to a file before it says that it has a change. A [Replicator] tells the other members of changes and
-// compares books with them until all are equal; [Overrides] is what operators call. What an override means is package policy's.
+// A [Book] has one member's overrides, with a version each. Members that take each other's books, in any order and any number of times, end up
+// with the same book. A member's own change is in force only once its file has it. A [Replicator] tells the other members of changes, and
+// compares books with them until all are equal. [Overrides] is the service for operators. What an override means is decided by package policy.
 //
-// It does not promise that all members know an override when the operator is answered (the answer says which ones do), nor that of two
-// concurrent changes of one override both are seen (the later version wins on all members, and the answer to the other one says so), nor
-// that a deleted override cannot come back with a member that was away while MaxDeleted others were deleted.
+// The path of a change: Overrides → Replicator.commit → Book.Commit, which writes the file → ReplicatorConfig.Apply, which puts the book into
+// force → Replicator.spread, which has the other members pull it.
+//
+// When the operator is answered, some members may not have the override yet; the answer says which ones have it. Of two concurrent changes of
+// one override, the later version wins on all members, and the answer to the other change says so. A deleted override can come back with a
+// member that was away while MaxDeleted other overrides were deleted.
 package control
 
 import (
@@ -29,42 +32,42 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// Bounds of a Book. What operators set is rejected beyond MaxOverrides and MaxBytes, and where a policy would have more than is left free:
-// a policy leaves the others something. What members tell each other is taken in up to twice as much: two sides of a cluster that could not
-// reach each other may both have been filled.
+// Bounds of a Book. A change by an operator is rejected beyond MaxOverrides and MaxBytes, or if the policy would then have more than is left
+// free, so that no policy takes all. Entries of other members are taken up to twice as much, because the two sides of a split cluster may both
+// have been filled.
 const (
 	MaxOverrides = 10_000
 	MaxBytes     = 2 << 20 // in the book's file
-	// MaxDeleted and MaxDeletedBytes bound the deletions that are remembered: of more, the oldest are forgotten.
+	// MaxDeleted and MaxDeletedBytes bound the deletions that are remembered. Beyond that the oldest are forgotten.
 	MaxDeleted      = 10_000
 	MaxDeletedBytes = 2 << 20
 )
 
 const (
-	maxCounter = 1 << 53 // of a Version: what a JSON number holds exactly
-	// maxStep is how far the counter of another member's entry may be above all that a book knows; an empty book knows 0. No cluster makes as
-	// many changes in its life, and a member that lies needs days of changes to use up the counters.
+	maxCounter = 1 << 53 // of a Version; a JSON number is exact up to here
+	// maxStep is how far the counter of another member's entry may be above all counters in the book; an empty book has 0. No cluster makes so
+	// many changes, and a member that lies would need days of changes to use up the counters.
 	maxStep    = 1 << 32
-	maxName    = 128 // bytes of a member's and of a caller's name
-	entryBytes = 128 // what an entry takes of a file at most, besides its texts
+	maxName    = 128 // bytes of a member's or a caller's name
+	entryBytes = 128 // the most that an entry takes of a file besides its texts
 )
 
-// ID is what an override is for: a key, or the keys that begin with Prefix, of a policy.
+// ID identifies an override: the policy, and a key or the keys that begin with Prefix.
 type ID struct{ Policy, Key, Prefix string }
 
-// Compare orders IDs by policy, then keys before prefixes.
+// Compare orders IDs by policy, and within a policy keys before prefixes.
 func (id ID) Compare(other ID) int {
 	return cmp.Or(strings.Compare(id.Policy, other.Policy), strings.Compare(id.Prefix, other.Prefix), strings.Compare(id.Key, other.Key))
 }
 
-// Version orders the changes of an override. Counter is a Lamport clock (Lamport, 1978): above that of every entry that the node knew
-// when it made the change. Node is that node's name.
+// Version orders the changes of an override. Counter is a Lamport clock (Lamport, 1978): it is above the counter of every entry that the node
+// knew when it made the change. Node is that node's name.
 type Version struct {
 	Counter uint64
 	Node    string
 }
 
-// String returns the version as operators see it, "12@node-a".
+// String returns the version in the form that operators see: "12@node-a".
 func (v Version) String() string { return fmt.Sprintf("%d@%s", v.Counter, v.Node) }
 
 // Entry is the last change of an override.
@@ -72,26 +75,26 @@ type Entry struct {
 	ID
 	Version
 	Settings string    // see policy.Override; empty: the override was deleted
-	By       string    // who changed it, as the access file names the caller
-	At       time.Time // when, by the clock of the node that was asked: for people, nothing is decided by it
+	By       string    // the caller who changed it, by the name in the access file
+	At       time.Time // when, by the clock of the node that was asked; nothing is decided by it
 }
 
-// Deleted reports whether the entry says that there is no override.
+// Deleted reports whether the entry is a deletion.
 func (e *Entry) Deleted() bool { return e.Settings == "" }
 
-// Override returns an entry that is not Deleted as a policy takes it.
+// Override returns an entry that is not Deleted in the form of package policy.
 func (e *Entry) Override() policy.Override {
 	return policy.Override{Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Settings: e.Settings}
 }
 
-// newer orders entries of one ID. A member that has lost its file may use a counter twice: then the rest of the entry decides, the same
-// on all members, a deletion, which has no settings, before everything else.
+// newer orders entries of one ID. A member that has lost its file may use a counter twice. Then the rest of the entry decides, the same on all
+// members: a deletion, which has no settings, is the newest.
 func (e *Entry) newer(other *Entry) bool {
 	return cmp.Or(cmp.Compare(e.Counter, other.Counter), strings.Compare(e.Node, other.Node), strings.Compare(other.Settings, e.Settings),
 		strings.Compare(e.By, other.By), e.At.Compare(other.At)) > 0
 }
 
-// bytes is what an entry counts for: as much as it can take of a file.
+// bytes returns the most that the entry can take of a file.
 func (e *Entry) bytes() int {
 	n := entryBytes + len(e.Settings)
 	for _, text := range []string{e.Policy, e.Key, e.Prefix, e.Node, e.By} {
@@ -105,8 +108,8 @@ func (e *Entry) bytes() int {
 	return n
 }
 
-// valid says what is wrong with an entry of a file or of another member. The error names the field. Settings are not read: another
-// member may have other policies.
+// valid returns what is wrong with an entry of a file or of another member; the error names the field. It does not check Settings, because
+// another member may have other policies.
 func (e *Entry) valid() error {
 	o := e.Override()
 	if err := o.Valid(); err != nil {
@@ -130,39 +133,39 @@ func (e *Entry) valid() error {
 	return nil
 }
 
-// inMillis is a time as precise as members tell it to each other.
+// inMillis returns a time with the precision that members exchange.
 func inMillis(t time.Time) time.Time { return time.UnixMilli(t.UnixMilli()).UTC() }
 
-// maxMillis is the end of the year 9999 in milliseconds since 1970, beyond which RFC 3339 has no time.
+// maxMillis is the end of the year 9999 in milliseconds since 1970: RFC 3339 has no later time.
 const maxMillis = 253402300799999
 
-// Digest stands for the content of a Book, of whose file it is the SHA-256: members whose digests are equal have the same entries.
+// Digest is the SHA-256 of a Book's file: members with equal digests have the same entries.
 type Digest [sha256.Size]byte
 
-// Book is one member's overrides. Its methods are safe for concurrent use.
+// Book has one member's overrides. Its methods are safe for concurrent use.
 type Book struct {
 	file *reload.Replacer // nil: entries are lost with the process
 
-	change sync.Mutex // held while a change is written: one at a time
+	change sync.Mutex // held while a change is written
 	now    atomic.Pointer[contents]
 
 	writes, writesFailed atomic.Uint64
 }
 
-// contents are a book's entries, and how it stands with its file. Those of a Book are sealed, and not changed, but replaced by a changed clone.
+// contents are a book's entries, and the state of its file. The contents of a Book are sealed and never change: a changed clone replaces them.
 type contents struct {
 	entries       map[ID]*Entry
 	live, deleted sums
-	counter       uint64 // the highest
+	counter       uint64 // the highest of all entries
 
 	sorted []*Entry
-	text   []byte // the file that they make
+	text   []byte // the file of these entries
 	digest Digest
-	failed error // why the file lacks entries of other members that are in force; nil: it does not
+	failed error // why the file lacks entries of other members that are in force; nil: it has all
 }
 
-// OpenBook returns the book in the file, which is made at the first change. An empty name is a book without one. A file that is not a
-// book is an error that says where it goes wrong.
+// OpenBook returns the book in a file, which the first change creates. If name is empty, the book has no file. If the file is not a book, the
+// error says where it is wrong.
 func OpenBook(name string) (*Book, error) {
 	b, all := new(Book), &contents{entries: make(map[ID]*Entry)}
 	if name != "" {
@@ -179,10 +182,10 @@ func OpenBook(name string) (*Book, error) {
 	return b, all.seal()
 }
 
-// sums are of the overrides there are, or of the deletions.
+// sums has the number and bytes of overrides, or of deletions.
 type sums struct{ entries, bytes int }
 
-// put takes an entry in place of what there is.
+// put adds an entry, in place of an earlier one of its ID.
 func (c *contents) put(e *Entry) {
 	c.remove(e.ID)
 	c.entries[e.ID] = e
@@ -197,7 +200,7 @@ func (c *contents) remove(id ID) {
 	}
 }
 
-// count adds or takes away what an entry is in the sums.
+// count adds an entry to the sums (sign 1), or subtracts it (-1).
 func (c *contents) count(e *Entry, sign int) {
 	of := &c.live
 	if e.Deleted() {
@@ -207,14 +210,14 @@ func (c *contents) count(e *Entry, sign int) {
 	of.bytes += sign * e.bytes()
 }
 
-// clone returns a copy to make a change in.
+// clone returns a copy for a change.
 func (c *contents) clone() *contents {
 	out := *c
 	out.entries = maps.Clone(c.entries)
 	return &out
 }
 
-// forget drops the oldest deletions of which there are too many. Members that have the same entries drop the same ones.
+// forget drops the oldest deletions beyond the bounds. Members with the same entries drop the same ones.
 func (c *contents) forget() {
 	if c.deleted.entries <= MaxDeleted && c.deleted.bytes <= MaxDeletedBytes {
 		return
@@ -228,7 +231,7 @@ func (c *contents) forget() {
 	slices.SortFunc(dead, func(a, b *Entry) int { // the newest first
 		return cmp.Or(cmp.Compare(b.Counter, a.Counter), strings.Compare(b.Node, a.Node), b.Compare(a.ID))
 	})
-	// What is kept are the first ones, whatever follows them: so it does not matter in which order members learn of deletions.
+	// The first ones are kept, whatever follows them, so that the order in which members learn of deletions does not matter.
 	kept := 0
 	for i, e := range dead {
 		if kept += e.bytes(); i >= MaxDeleted || kept > MaxDeletedBytes {
@@ -237,7 +240,7 @@ func (c *contents) forget() {
 	}
 }
 
-// seal forgets what there is too much of, and works out what the entries make.
+// seal drops deletions beyond the bounds, and sets sorted, text and digest.
 func (c *contents) seal() (err error) {
 	c.forget()
 	c.sorted = slices.SortedFunc(maps.Values(c.entries), func(a, b *Entry) int { return a.Compare(b.ID) })
@@ -246,23 +249,24 @@ func (c *contents) seal() (err error) {
 	return err
 }
 
-// ErrFull is wrapped by the error for more overrides than a Book takes.
+// The error for more overrides than a Book takes wraps ErrFull.
 var ErrFull = errors.New("the overrides are full")
 
-// Step is a part of a Commit: a change of this member, or the entries of another one.
+// Step is one part of a Commit: a change by this member, or the entries of another member.
 type Step struct {
-	Merge  []Entry // of another member
-	Taken  []Entry // those of Merge that were newer than the book's own
-	Change *Entry  // of this one, without a version; Commit gives it one
-	// Before is what there was before the Change; nil: nothing. A deletion of what there is not changes nothing and gets no version.
+	Merge  []Entry // entries of another member
+	Taken  []Entry // set by Commit: the entries of Merge that were newer than the book's own
+	Change *Entry  // a change by this member, without a version; Commit sets it
+	// Before is set by Commit: the override before Change; nil: there was none. To delete an override that does not exist changes nothing and
+	// gives no version.
 	Before *Entry
-	// Err says why the Change was not made, or the first of the entries to merge that were left out.
+	// Err is set by Commit: why Change was not made, or why the first of the entries in Merge that were left out was.
 	Err error
 }
 
-// Commit takes steps together, and writes the file once. Of the entries of others those that are newer than the book's own count, and are in
-// force even if the file cannot be written: see Durable. A change is not made if it cannot be written. changed says whether the book has
-// become another one.
+// Commit carries out steps together, and writes the file once. Entries of other members that are newer than the book's own are in force even
+// if the file cannot be written: see Durable. A change is not made if the file cannot be written. changed reports whether the book has
+// changed.
 func (b *Book) Commit(node string, steps ...*Step) (changed bool) {
 	b.change.Lock()
 	defer b.change.Unlock()
@@ -290,8 +294,8 @@ func (b *Book) Commit(node string, steps ...*Step) (changed bool) {
 				s.Err = cmp.Or(s.Err, err)
 			}
 		}
-		next = merged   // to be written again: the file may have the changes
-		_ = next.seal() // all of it was encoded before, by this member or another
+		next = merged   // Retry writes it again: the file may have the changes
+		_ = next.seal() // cannot fail: all entries were encoded before, by this member or another
 	}
 	next.failed = err
 	b.now.Store(next)
@@ -329,7 +333,7 @@ func (c *contents) change(s *Step, node string) error {
 	return nil
 }
 
-// of is what a policy has of the overrides.
+// of returns the sums of one policy's overrides.
 func (c *contents) of(policy string) (n sums) {
 	for _, e := range c.entries {
 		if e.Policy == policy && !e.Deleted() {
@@ -339,8 +343,8 @@ func (c *contents) of(policy string) (n sums) {
 	return n
 }
 
-// merge takes in the entries of another member, which are valid, that are newer than those there are. known is the highest counter of the
-// book. Those of versions that are too high, and those that there is no room for, are left out.
+// merge takes in the entries of another member that are newer than the book's own. The entries must be valid. known is the highest counter of
+// the book before the Commit. Entries whose counter is too high, or for which there is no room, are left out.
 func (c *contents) merge(s *Step, known uint64) {
 	for _, one := range s.Merge {
 		e := &one
@@ -392,18 +396,18 @@ func (b *Book) Retry() error {
 // Durable reports whether all entries are in the book's file. A book without a file never is.
 func (b *Book) Durable() bool { return b.file != nil && b.now.Load().failed == nil }
 
-// Digest returns what stands for the content.
+// Digest returns the digest of the book.
 func (b *Book) Digest() Digest { return b.now.Load().digest }
 
-// BookStats are a Book's numbers.
+// BookStats has the numbers of a Book.
 type BookStats struct {
 	Overrides, Deleted, Bytes int
 	Durable                   bool
-	WriteError                error  // why the file lacks entries that are in force; nil: it does not
-	Writes, WritesFailed      uint64 // since the process began
+	WriteError                error  // why the file lacks entries that are in force; nil: it has all
+	Writes, WritesFailed      uint64 // since the process started
 }
 
-// Stats returns the numbers of now.
+// Stats returns the present numbers.
 func (b *Book) Stats() BookStats {
 	c := b.now.Load()
 	return BookStats{
@@ -412,13 +416,13 @@ func (b *Book) Stats() BookStats {
 	}
 }
 
-// Get returns the entry of an override that there is.
+// Get returns the entry of an override. ok is false if there is no override.
 func (b *Book) Get(id ID) (*Entry, bool) {
 	e := b.now.Load().entries[id]
 	return e, e != nil && !e.Deleted()
 }
 
-// After returns the overrides, without deletions, above an ID in the order of IDs; the zero ID is below all.
+// After returns the overrides, without deletions, whose IDs are above id, in order; the zero ID is below all.
 func (b *Book) After(id ID) iter.Seq[*Entry] {
 	return func(yield func(*Entry) bool) {
 		all := b.now.Load().sorted
@@ -434,7 +438,7 @@ func (b *Book) After(id ID) iter.Seq[*Entry] {
 	}
 }
 
-// Overrides returns all overrides as policies take them, in order of their IDs.
+// Overrides returns all overrides in the form of package policy, in order of their IDs.
 func (b *Book) Overrides() []policy.Override {
 	list := make([]policy.Override, 0, b.Stats().Overrides)
 	for e := range b.After(ID{}) {

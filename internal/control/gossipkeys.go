@@ -27,13 +27,13 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// timeout bounds how long a member is waited for that is asked about its keys.
+// timeout bounds how long a member waits for another one's answer about its keys.
 const timeout = 2 * time.Second
 
-// keyPace is how often members are asked while keys are on their way.
+// keyPace is the time between two attempts of Follow to bring the keys to what the file says.
 const keyPace = 500 * time.Millisecond
 
-// Ring is the keys of this member's gossip: *cluster.Cluster.
+// Ring has the keys of this member's gossip. *cluster.Cluster implements it.
 type Ring interface {
 	Keys() []cluster.Key // nil: gossip in plain text
 	AddKey(key []byte) error
@@ -43,37 +43,38 @@ type Ring interface {
 	Proven(text string, by []byte) bool
 }
 
-// GossipKeysConfig says whose keys are changed. All fields are required but Ring.
+// GossipKeysConfig configures GossipKeys. All fields are required but Ring.
 type GossipKeysConfig struct {
 	Self ownership.Node
 	Ring Ring // nil: a node without gossip
-	// File returns the keys that this member's file holds, the first for writing, none without a file.
+	// File returns the keys in this member's file, the first for writing; nil without a file.
 	File func() [][]byte
 	// Members returns all members, this one included, in order of their names.
 	Members func() []ownership.Node
 	// Ask has another member carry out one step.
 	Ask func(ctx context.Context, member ownership.Node, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error)
-	// Private reports whether nobody can read what members say to each other.
+	// Private reports whether messages between members are encrypted or stay on one host.
 	Private func() bool
-	// Record is told of changes, made and denied; Denied of who asked for one in plain text, or without a gossip key.
+	// Record gets changes that were made or denied. Denied gets the address of a member that asked for a change in plain text, or without a
+	// gossip key.
 	Record func(auth.Event)
 	Denied func(from net.Addr, reason string)
 	Logger *slog.Logger
 }
 
-// GossipKeys changes keys. Its methods are safe for concurrent use.
+// GossipKeys changes the keys that encrypt gossip. Its methods are safe for concurrent use.
 //
-// It changes the keys in steps that cut no member off: a key is added everywhere, then used, and the old one removed once nobody uses it.
-// Operators take the steps by calls, and each member takes them by itself when the file with its keys changes. It does not keep keys: what
-// is changed by calls is forgotten when a process ends, unless its file has it, too.
+// It changes keys in steps that cut no member off: a key is added on all members, then used, and the old key is removed once no member uses
+// it. Operators call for each step; when a member's key file changes, the member takes the steps itself (Follow). Keys are kept in memory: a
+// change by a call is lost when the process ends, unless the file has it as well.
 type GossipKeys struct {
 	weirv1.UnimplementedAdminServer
 	cfg   GossipKeysConfig
-	first []cluster.Key // those that the member has begun with, which are its file's
+	first []cluster.Key // the keys that the member started with, which are its file's
 	mu    sync.Mutex    // one change at a time
 }
 
-// NewGossipKeys returns the keys of a member that has begun with those of its file.
+// NewGossipKeys returns the GossipKeys of a member that has started with the keys of its file.
 func NewGossipKeys(cfg GossipKeysConfig) *GossipKeys {
 	k := &GossipKeys{cfg: cfg}
 	if cfg.Ring != nil {
@@ -82,7 +83,7 @@ func NewGossipKeys(cfg GossipKeysConfig) *GossipKeys {
 	return k
 }
 
-// own are the keys of this member, as others are told of them.
+// own returns the keys of this member, without the secret parts.
 func (k *GossipKeys) own() *weirv1.MemberKeys {
 	out := &weirv1.MemberKeys{Name: k.cfg.Self.Name}
 	inFile := make(map[string]bool)
@@ -118,8 +119,7 @@ func (k *GossipKeys) changeOwn(req *weirv1.GossipKeysRequest) *weirv1.MemberKeys
 	return out
 }
 
-// all has every member carry out one step and tell its keys, in order of their names. A member that cannot be asked has
-// an Error.
+// all has every member carry out one step and return its keys, in order of name. A member that does not answer has an Error.
 func (k *GossipKeys) all(ctx context.Context, req *weirv1.GossipKeysRequest) []*weirv1.MemberKeys {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -145,10 +145,10 @@ func (k *GossipKeys) all(ctx context.Context, req *weirv1.GossipKeysRequest) []*
 	return all
 }
 
-// proofHeader has the proof that a step comes from a node that has a gossip key: a node's certificate alone adds none.
+// proofHeader has the proof that a step comes from a node that has a gossip key. A node's certificate alone does not allow it to add one.
 const proofHeader = "weir-gossip-proof-bin"
 
-// textOf is what is proven: that a member, and no other process, is to carry out a step.
+// textOf returns the text that is proven: the step, and the process that is to carry it out.
 func textOf(m ownership.Node, req *weirv1.GossipKeysRequest) string {
 	return fmt.Sprintf("%q %d %d %q %x", m.Name, m.Boot, req.Action, req.Id, req.Key)
 }
@@ -159,8 +159,8 @@ func (k *GossipKeys) proven(ctx context.Context, req *weirv1.GossipKeysRequest) 
 	return len(header) == 1 && k.cfg.Ring.Proven(textOf(k.cfg.Self, req), []byte(header[0]))
 }
 
-// objection says which member stands against a step with a key, or cannot be asked; nobody when it is empty. A key is used once
-// every member has it, and removed once nobody uses it.
+// objection returns which member stands against a step with a key, or does not answer; empty: none. A key may be used once every member has
+// it, and removed once no member uses it.
 func objection(all []*weirv1.MemberKeys, step weirv1.KeyAction, id string) string {
 	has := func(k *weirv1.GossipKey) bool { return k.Id == id }
 	uses := func(k *weirv1.GossipKey) bool { return k.Id == id && k.Used }
@@ -182,7 +182,7 @@ func actionOf(req *weirv1.GossipKeysRequest) string {
 	return strings.ToLower(strings.TrimPrefix(req.Action.String(), "KEY_ACTION_"))
 }
 
-// idOf is the key that a step is about.
+// idOf returns the id of the step's key.
 func idOf(req *weirv1.GossipKeysRequest) string {
 	if req.Id == "" {
 		return cluster.KeyID(req.Key)
@@ -249,7 +249,7 @@ func (k *GossipKeys) gossipKeys(ctx context.Context, req *weirv1.GossipKeysReque
 	return &weirv1.GossipKeysResponse{Members: k.all(ctx, req)}, nil
 }
 
-// isPrivate reports whether nobody on the way could read what came with a call.
+// isPrivate reports whether a call was encrypted or came from this host.
 func isPrivate(ctx context.Context) bool {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -261,7 +261,7 @@ func isPrivate(ctx context.Context) bool {
 	return netaddr.LoopbackAddr(p.Addr)
 }
 
-// Peers returns what answers other members.
+// Peers returns the service for other members.
 func (k *GossipKeys) Peers() peerv1.GossipKeysServer { return peers{k: k} }
 
 type peers struct {
@@ -304,12 +304,12 @@ func (p peers) Apply(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv
 	return keys, nil
 }
 
-// Follow brings this member's keys to what its file says whenever changed gets a value, until ctx ends, in steps that cut nobody off
-// although the members' files change at different times: new keys are added at once; the first of the file is used once every
-// member has it; keys that were in the file and are no more are removed once no member uses them. A key that has been removed
-// and is added again by an operator is the operator's: the file says nothing of it.
+// Follow brings this member's keys to what its file says, whenever changed gets a value, until ctx ends. Members' files change at different
+// times, so it takes steps that cut no member off: it adds new keys at once; it uses the first key of the file once every member has it; it
+// removes keys that are no longer in the file once no member uses them. A key that was removed and that an operator adds again is not the
+// file's, and stays.
 func (k *GossipKeys) Follow(ctx context.Context, changed <-chan struct{}) {
-	ours := make(map[string]bool) // keys in the file, and those that were and are to be removed
+	ours := make(map[string]bool) // keys of the file, and keys that it had and that are to be removed
 	note := func(file [][]byte) {
 		for _, key := range file {
 			ours[cluster.KeyID(key)] = true
@@ -343,7 +343,7 @@ func (k *GossipKeys) Follow(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// step does what can be done, and says what it waits for; nothing when all is done.
+// step does what can be done, and returns what it waits for, or "" if the keys match the file.
 func (k *GossipKeys) step(ctx context.Context, file [][]byte, ours map[string]bool) string {
 	record := func(step string) {
 		k.cfg.Record(auth.Event{Action: auth.ActionGossipKey, Listener: "file", What: step})
@@ -376,7 +376,7 @@ func (k *GossipKeys) step(ctx context.Context, file [][]byte, ours map[string]bo
 	}
 	for _, key := range k.cfg.Ring.Keys() {
 		if key.ID == first && !key.Used {
-			// What the others use is looked at anew.
+			// What the others use is asked again.
 			return cmp.Or(take(weirv1.KeyAction_KEY_ACTION_USE, first), "the others to use key "+first)
 		}
 	}

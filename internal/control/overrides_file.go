@@ -17,16 +17,16 @@ import (
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
-// OverridesFile is the name of a book's file in its directory.
+// OverridesFile is the name of a book's file in the data directory.
 const OverridesFile = "overrides.json"
 
-// maxFile bounds a file: twice what a Book can hold, because people may have written it with more spaces.
+// maxFile bounds a file: twice what a Book can hold, because people may write it with more spaces.
 const maxFile = 2 * (2*MaxBytes + MaxDeletedBytes)
 
 // fileFormat is the version of the format below.
 const fileFormat = 1
 
-// fileBody is a file, and what members send each other. Each override has a line of its own.
+// fileBody is the content of a file, and of the message between members. Each override has its own line.
 type fileBody struct {
 	Format    int         `json:"format"`
 	Overrides []fileEntry `json:"overrides"`
@@ -44,8 +44,8 @@ type fileEntry struct {
 	At       time.Time      `json:"at"`
 }
 
-// OpenDirectory makes a data directory if need be. It is this node's until what is returned is closed. It is an error if no files can be
-// written there, or if another node has it open. What an earlier process has left behind of a file that it was writing is removed.
+// OpenDirectory opens a data directory, and makes it if necessary. It locks it for this node until the Closer is closed. It fails if no file
+// can be written there, or if another node has locked it. It removes temporary files of an earlier process.
 func OpenDirectory(name string) (_ io.Closer, err error) {
 	if err := os.MkdirAll(name, 0o700); err != nil {
 		return nil, err
@@ -56,10 +56,10 @@ func OpenDirectory(name string) (_ io.Closer, err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = lock.Close() // the error is about what went wrong before
+			_ = lock.Close() // the error of the caller says more
 		}
 	}()
-	// The kernel takes it away from a process that ends, however that ends.
+	// The kernel unlocks it when the process ends, in whatever way.
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, fmt.Errorf("%s: is the directory of another node that runs", name)
@@ -80,7 +80,7 @@ func OpenDirectory(name string) (_ io.Closer, err error) {
 	return lock, errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
-// load reads a file; one that is not there has no entries.
+// load reads a file. A file that does not exist has no entries.
 func load(name string) ([]Entry, error) {
 	data, err := reload.ReadFile(name, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,8 +96,8 @@ func load(name string) ([]Entry, error) {
 	return entries, err
 }
 
-// parse reads the content of a file, or what a member of this name has sent. Its errors begin with the name,
-// and the place: line and column, or the number of the override.
+// parse parses a file, or the book of another member. Its errors begin with name and the place: line and column, or the number of the
+// override.
 func parse(name string, data []byte) ([]Entry, error) {
 	var body fileBody
 	if err := json.Unmarshal(data, &body, json.RejectUnknownMembers(true)); err != nil {
@@ -117,7 +117,7 @@ func parse(name string, data []byte) ([]Entry, error) {
 	var live, size int
 	for i, f := range body.Overrides {
 		if f.Settings != nil {
-			_ = f.Settings.Format() // as Settings are written; it is valid
+			_ = f.Settings.Format() // in the form of Settings; it is valid JSON
 		}
 		e := Entry{
 			ID: ID{f.Policy, f.Key, f.Prefix}, Version: Version{f.Counter, f.Node}, Settings: string(f.Settings), By: f.By, At: inMillis(f.At),
@@ -146,7 +146,7 @@ func parse(name string, data []byte) ([]Entry, error) {
 	return entries, nil
 }
 
-// encode returns the text of a file with these entries.
+// encode returns the content of a file with these entries.
 func encode(entries []*Entry) ([]byte, error) {
 	data := fmt.Appendf(nil, "{\"format\": %d, \"overrides\": [\n", fileFormat)
 	for i, e := range entries {

@@ -2,7 +2,7 @@ package control
 
 import "github.com/weirlimit/weir/internal/observe"
 
-// OverrideMetrics shows a member's overrides, of which inactive tells how many are not in force.
+// OverrideMetrics returns the metrics of a member's overrides. inactive returns how many of them are not in force.
 func OverrideMetrics(book *Book, inactive func() int, replicator *Replicator) observe.Reading {
 	return func(to observe.Lines) {
 		st, off := book.Stats(), inactive()

@@ -21,37 +21,37 @@ import (
 )
 
 const (
-	notifyTimeout  = time.Second            // how long who changes an override waits for the other members
-	compareTimeout = 10 * time.Second       // for the books of two members
-	pace           = 250 * time.Millisecond // between looks at what is to be compared
-	commitPace     = 100 * time.Millisecond // between commits at least, and restFactor times what the last one took
+	notifyTimeout  = time.Second            // how long a change of an override waits for the other members
+	compareTimeout = 10 * time.Second       // for one comparison of two books
+	pace           = 250 * time.Millisecond // between two looks for members to compare books with
+	commitPace     = 100 * time.Millisecond // least time between two commits; if it is more, restFactor times what the last commit took
 	restFactor     = 4
-	again          = 30 * time.Second       // after which books that were equal are compared again
-	minDelay       = 500 * time.Millisecond // after a comparison that failed, doubled each time
+	again          = 30 * time.Second       // books that were equal are compared again after this
+	minDelay       = 500 * time.Millisecond // after a failed comparison, doubled each time
 	maxDelay       = 15 * time.Second
-	atOnce         = 16 // members that are asked at a time
+	atOnce         = 16 // members that are asked in parallel
 )
 
-// Peers asks other members.
+// Peers makes calls to other members.
 type Peers interface {
 	Notify(ctx context.Context, to ownership.Node, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error)
 	Pull(ctx context.Context, to ownership.Node, req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error)
 }
 
-// ReplicatorConfig says whose book is kept like those of others. All fields are required.
+// ReplicatorConfig configures a Replicator. All fields are required.
 type ReplicatorConfig struct {
 	Self ownership.Node
 	Book *Book
 	// Members returns all members, this one included, in order of their names.
 	Members func() []ownership.Node
 	Peers   Peers
-	// Apply puts the book into force. It is called after each change of it, and not twice at a time.
+	// Apply puts the book into force. It is called after each change of the book, and never concurrently.
 	Apply  func()
 	Now    func() time.Time
 	Logger *slog.Logger
 }
 
-// Replicator keeps a member's book like those of the others. Its methods are safe for concurrent use.
+// Replicator keeps a member's book equal to those of the other members. Its methods are safe for concurrent use.
 type Replicator struct {
 	peerv1.UnimplementedOverridesServer
 	cfg ReplicatorConfig
@@ -60,34 +60,34 @@ type Replicator struct {
 	others map[ownership.Node]*other
 	steps  []*pending // for the next commit
 
-	turn   chan struct{}            // full while there is a commit
-	resume time.Time                // from when the next commit may be
-	force  atomic.Pointer[contents] // of the book, which Apply has put into force
+	turn   chan struct{}            // full while a commit is in progress
+	resume time.Time                // the next commit may begin from then on
+	force  atomic.Pointer[contents] // the contents of the book that Apply has put into force
 }
 
-// pending is a step of a commit. Who has filled turn may use it.
+// pending is a step that waits for a commit. Only the goroutine that has filled turn may use it.
 type pending struct {
 	Step
 	done bool
 }
 
-// other is what is known of another member's book.
+// other is the state of the comparison with another member's book.
 type other struct {
-	pull  chan struct{} // full while its book is taken in
+	pull  chan struct{} // full while the other book is being pulled
 	met   bool          // books were compared at least once
-	equal Digest        // of both books, when they were last found equal
-	delay time.Duration // after the last attempt, which failed; 0: it did not
+	equal Digest        // the digest of both books when they were last found equal
+	delay time.Duration // after the last attempt if it failed; 0: it succeeded
 	due   time.Time     // of the next attempt, unless the book changes before
 }
 
-// NewReplicator returns the Replicator of a member that starts; Run is what it lives by.
+// NewReplicator returns the Replicator of a member that starts. The caller must call Run.
 func NewReplicator(cfg ReplicatorConfig) *Replicator {
 	r := &Replicator{cfg: cfg, turn: make(chan struct{}, 1), others: make(map[ownership.Node]*other)}
 	r.force.Store(cfg.Book.now.Load())
 	return r
 }
 
-// other returns what is known of a member, for a holder of mu.
+// other returns the state of a member. The caller must hold mu.
 func (r *Replicator) other(m ownership.Node) *other {
 	o := r.others[m]
 	if o == nil {
@@ -97,7 +97,7 @@ func (r *Replicator) other(m ownership.Node) *other {
 	return o
 }
 
-// found notes how the last attempt with a member has ended.
+// found notes the result of the last attempt with a member.
 func (r *Replicator) found(m ownership.Node, theirs Digest, err error) {
 	own := r.cfg.Book.Digest()
 	r.mu.Lock()
@@ -112,7 +112,7 @@ func (r *Replicator) found(m ownership.Node, theirs Digest, err error) {
 	o.due = now.Add(o.delay)
 }
 
-// Met reports whether this member's book has been compared with that of every other member since these began.
+// Met reports whether this member's book has been compared with that of every other member since both started.
 func (r *Replicator) Met() bool { return r.Unequal(true) == 0 }
 
 // awaitMet waits until Met, for notifyTimeout at most.
@@ -129,7 +129,8 @@ func (r *Replicator) awaitMet(ctx context.Context) (met bool) {
 	return true
 }
 
-// Unequal is the number of other members whose books are not known to equal this one; with never, of those with which none was compared.
+// Unequal returns the number of other members whose books are not known to equal this one. With never, it returns the number of those that
+// were never compared.
 func (r *Replicator) Unequal(never bool) (n int) {
 	own := r.cfg.Book.Digest()
 	r.mu.Lock()
@@ -142,9 +143,9 @@ func (r *Replicator) Unequal(never bool) (n int) {
 	return n
 }
 
-// Run compares books with the other members until ctx ends: after changes, with members that come, and now and then.
+// Run compares books with the other members until ctx ends: after changes, with new members, and every 30 s.
 func (r *Replicator) Run(ctx context.Context) {
-	var retry time.Time // of a write that failed
+	var retry time.Time // when a failed write is repeated
 	for ctx.Err() == nil {
 		var group panics.Group
 		group.SetLimit(atOnce)
@@ -179,8 +180,8 @@ func (r *Replicator) due() (list []ownership.Node) {
 	return list
 }
 
-// commit has the book take a step, together with others that wait, and puts it into force. Commits are rare, however many changes there are:
-// each one writes the file, compiles policies, and has all members do the same.
+// commit has the book carry out a step, together with others that wait, and puts the book into force. Commits are rare, however many changes
+// there are, because each one writes the file and compiles the policies, on every member.
 func (r *Replicator) commit(step Step) *pending {
 	p := &pending{Step: step}
 	r.mu.Lock()
@@ -189,7 +190,7 @@ func (r *Replicator) commit(step Step) *pending {
 	r.turn <- struct{}{}
 	defer func() { <-r.turn }()
 	if p.done {
-		return p // another one has taken it along
+		return p // another goroutine has committed it
 	}
 	time.Sleep(r.resume.Sub(r.cfg.Now()))
 	r.mu.Lock()
@@ -211,7 +212,7 @@ func (r *Replicator) commit(step Step) *pending {
 	return p
 }
 
-// compare makes this member's book and another's the same.
+// compare makes this member's book and another member's equal.
 func (r *Replicator) compare(ctx context.Context, m ownership.Node) {
 	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
 	defer cancel()
@@ -226,7 +227,7 @@ func (r *Replicator) compare(ctx context.Context, m ownership.Node) {
 	r.found(m, digest, err)
 }
 
-// notify tells another member that this one's book has changed, and returns its answer and the digest of its book then.
+// notify has another member pull this member's book, and returns its answer and the digest of its book after that.
 func (r *Replicator) notify(ctx context.Context, m ownership.Node) (*peerv1.NotifyOverridesResponse, Digest, error) {
 	answer, err := r.cfg.Peers.Notify(ctx, m, &peerv1.NotifyOverridesRequest{Name: r.cfg.Self.Name, Boot: r.cfg.Self.Boot})
 	if err != nil {
@@ -236,11 +237,11 @@ func (r *Replicator) notify(ctx context.Context, m ownership.Node) (*peerv1.Noti
 	return answer, digest, err
 }
 
-// book is another member's.
+// book is another member's book.
 type book struct {
 	digest  Digest
-	entries []Entry // none if it is the same as this member's
-	left    error   // why some of them were not taken in
+	entries []Entry // nil if it equals this member's
+	left    error   // why some of them were left out
 }
 
 // pull takes in another member's book.
@@ -248,7 +249,7 @@ func (r *Replicator) pull(ctx context.Context, m ownership.Node) (theirs book, e
 	r.mu.Lock()
 	o := r.other(m)
 	r.mu.Unlock()
-	o.pull <- struct{}{} // who comes later finds what the first one has taken
+	o.pull <- struct{}{} // a later pull finds what this one has taken
 	defer func() { <-o.pull }()
 	own := r.force.Load().digest
 	answer, err := r.cfg.Peers.Pull(ctx, m, &peerv1.PullOverridesRequest{Digest: own[:]})
@@ -280,7 +281,7 @@ func digestOf(b []byte) (d Digest, err error) {
 	return Digest(b), nil
 }
 
-// spread tells all other members of a change of this one, and says where it is in force.
+// spread tells all other members of a change by this one, and returns where it is in force.
 func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMember {
 	// The change is made, whether or not the caller still waits.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTimeout)
@@ -298,7 +299,7 @@ func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMem
 	group.Wait()
 	now := r.force.Load().entries[e.ID]
 	for i, m := range members {
-		// What lost against another change goes from all members that still have it.
+		// A change that lost against another one ends on all members that still have it.
 		if m == r.cfg.Self || now != nil && now.newer(e) {
 			stand(all[i], e, now)
 			all[i].Durable = all[i].Has && r.cfg.Book.Durable()
@@ -307,7 +308,7 @@ func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMem
 	return all
 }
 
-// tell tells another member of a change, and fills in how far that has come there.
+// tell tells another member of a change, and sets out to the result.
 func (r *Replicator) tell(ctx context.Context, m ownership.Node, e *Entry, out *weirv1.OverrideMember) {
 	answer, digest, err := r.notify(ctx, m)
 	r.found(m, digest, err)
@@ -320,7 +321,7 @@ func (r *Replicator) tell(ctx context.Context, m ownership.Node, e *Entry, out *
 			if i := slices.IndexFunc(theirs.entries, func(t Entry) bool { return t.ID == e.ID }); i >= 0 {
 				there = &theirs.entries[i]
 			}
-		} else { // it is the same by now
+		} else { // the books have become equal meanwhile
 			there = r.force.Load().entries[e.ID]
 		}
 	}
@@ -333,7 +334,7 @@ func (r *Replicator) tell(ctx context.Context, m ownership.Node, e *Entry, out *
 	out.Error = cmp.Or(out.Error, answer.Error)
 }
 
-// stand fills in whether a change is in force where there is what a member has of the override.
+// stand sets out for a member that has the entry there for the override of the change e.
 func stand(out *weirv1.OverrideMember, e, there *Entry) {
 	out.Has = there == nil && e.Deleted() || there != nil && *there == *e
 	if there != nil && there.newer(e) {
@@ -341,7 +342,7 @@ func stand(out *weirv1.OverrideMember, e, there *Entry) {
 	}
 }
 
-// Notify implements peerv1.OverridesServer. It believes nothing but that there may be something to pull from a member.
+// Notify implements peerv1.OverridesServer. It believes nothing that the request says: it pulls from the member.
 func (r *Replicator) Notify(ctx context.Context, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
 	from := ownership.Node{Name: req.GetName(), Boot: req.GetBoot()}
 	if from == r.cfg.Self || !slices.Contains(r.cfg.Members(), from) {

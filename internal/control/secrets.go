@@ -23,7 +23,7 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 )
 
-// The files that operators may edit, with verbs of package fmt.
+// Templates, for package fmt, of the files that operators may edit.
 var (
 	//go:embed secrets_access.yaml
 	accessTemplate string
@@ -31,17 +31,17 @@ var (
 	kustomizationTemplate string
 )
 
-// SecretsConfig says what the secrets are for.
+// SecretsConfig configures WriteSecrets.
 type SecretsConfig struct {
 	Namespace string   // of the cluster in Kubernetes
-	Service   string   // of Kubernetes for callers; beside it is SERVICE-headless, and Secrets begin with it
-	Names     []string // more host names and addresses that callers reach nodes at
+	Service   string   // the Service for callers; SERVICE-headless belongs to it, and the names of Secrets begin with it
+	Names     []string // more host names and addresses by which callers reach nodes
 	PeerName  string   // in every node's certificate
-	Days      int      // that certificates are good for, 1 to 3650; authorities are good for ten times as long
+	Days      int      // validity of certificates in days, 1 to 3650; that of authorities is ten times as long
 }
 
-// Validate says what is wrong with a configuration, in words that begin with the name of the setting: namespace, service,
-// peer-tls-name or days.
+// Validate returns what is wrong with a configuration. The error begins with the name of the setting: namespace, service, peer-tls-name or
+// days.
 func (c *SecretsConfig) Validate() error {
 	for _, name := range []struct{ setting, value string }{{"namespace", c.Namespace}, {"service", c.Service}, {"peer-tls-name", c.PeerName}} {
 		if name.value == "" || strings.ContainsAny(name.value, "/ \"\n") {
@@ -54,7 +54,7 @@ func (c *SecretsConfig) Validate() error {
 	return nil
 }
 
-// callerNames are the names that callers reach nodes by.
+// callerNames returns the names by which callers reach nodes.
 func (c *SecretsConfig) callerNames() []string {
 	names := []string{"localhost", "127.0.0.1", "::1"}
 	for _, service := range []string{c.Service, c.Service + "-headless"} {
@@ -65,20 +65,20 @@ func (c *SecretsConfig) callerNames() []string {
 	return append(append(names, headless, headless+".svc", headless+".svc.cluster.local"), c.Names...)
 }
 
-// secretFile is a file to be written.
+// secretFile is one of the files of a set.
 type secretFile struct {
 	name    string // under the directory
 	content []byte
 }
 
-// ErrExists is what WriteSecrets returns where one of the files is there.
+// WriteSecrets returns an error that wraps ErrExists if one of the files exists.
 var ErrExists = errors.New("is there already")
 
-// WriteSecrets makes secrets that are good from now on in a directory, in files that only their owner may read, and returns the names of the
-// files. Unless it is to overwrite, it writes nothing where any of them is there. The configuration must be valid.
+// WriteSecrets makes a set of secrets, valid from now on, in a directory, in files that only their owner may read. It returns the names of the
+// files. Unless overwrite is set, it writes nothing if one of them exists. The configuration must be valid.
 //
-// The secrets are authorities, certificates, tokens with their access file, a gossip key and the cluster's secret. None is kept or renewed:
-// new certificates come with a whole new set.
+// The secrets are authorities, certificates, tokens with their access file, a gossip key and the cluster's secret. WriteSecrets neither keeps
+// nor renews any of an earlier set.
 func WriteSecrets(directory string, c SecretsConfig, now time.Time, overwrite bool) ([]string, error) {
 	files, err := c.make(now)
 	if err != nil {
@@ -107,7 +107,7 @@ func WriteSecrets(directory string, c SecretsConfig, now time.Time, overwrite bo
 	return made, nil
 }
 
-// make makes everything, good from now on.
+// make makes the files of a set.
 func (c *SecretsConfig) make(now time.Time) ([]secretFile, error) {
 	callers, err := c.newAuthority("weir callers", c.callerNames(), now, x509.ExtKeyUsageServerAuth)
 	if err != nil {
@@ -135,7 +135,7 @@ func (c *SecretsConfig) make(now time.Time) ([]secretFile, error) {
 		secretFile{"namespace.yaml", fmt.Appendf(nil, "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: %s\n", c.Namespace)}), nil
 }
 
-// kustomization makes Secrets of the files in directories whose names begin with the Service's, and their namespace.
+// kustomization returns a file that makes Secrets of the directories whose names begin with the Service's name.
 func (c *SecretsConfig) kustomization(files []secretFile) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, kustomizationTemplate, c.Namespace)
@@ -154,22 +154,22 @@ func (c *SecretsConfig) kustomization(files []secretFile) []byte {
 	return []byte(b.String())
 }
 
-// randomLine is 256 random bits in base64, as gossip keys and the cluster's secret are read.
+// randomLine returns 256 random bits in base64, the form of gossip keys and of the cluster's secret.
 func randomLine() []byte {
 	b := make([]byte, 32)
 	rand.Read(b) // never fails
 	return append(base64.StdEncoding.AppendEncode(nil, b), '\n')
 }
 
-// authority is one that a certificate is issued by.
+// authority is a certificate authority, and the one certificate that it has issued.
 type authority struct {
 	cert              *x509.Certificate
 	key               *ecdsa.PrivateKey
 	pem, keyPEM       []byte
-	issued, issuedKey []byte // the certificate, in PEM, and its key
+	issued, issuedKey []byte // the issued certificate in PEM, and its key
 }
 
-// newAuthority makes an authority, and a certificate by it for the Service under these names.
+// newAuthority makes an authority, and has it issue a certificate for the Service with these names.
 func (c *SecretsConfig) newAuthority(name string, names []string, now time.Time, usages ...x509.ExtKeyUsage) (a *authority, err error) {
 	a = new(authority)
 	a.pem, a.keyPEM, err = a.sign(&x509.Certificate{
@@ -194,13 +194,13 @@ func (c *SecretsConfig) newAuthority(name string, names []string, now time.Time,
 	return a, err
 }
 
-// sign signs what the template says with the authority's key; an authority that has none yet signs itself.
+// sign makes a certificate of the template and its key. The authority signs it; an authority that has no key yet signs itself.
 func (a *authority) sign(template *x509.Certificate, now time.Time, days int) (cert, key []byte, err error) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
 	}
-	// Other hosts' clocks may be behind.
+	// The clocks of other hosts may be behind.
 	template.NotBefore, template.NotAfter = now.Add(-5*time.Minute), now.AddDate(0, 0, days)
 	parent, signer := a.cert, a.key
 	if parent == nil {
