@@ -1,9 +1,12 @@
-// Package disk keeps the counters of persistent policies on disk. It is a follower of the ownership core, like the process with a copy: it
-// takes the blocks of a log (ownership.Block), writes them, and confirms them once they are synced.
+// Package disk keeps the counters of persistent policies on disk. To the ownership core, a Disk is a follower, like the process with a copy:
+// it takes the blocks of the core's log (ownership.Block), writes them, and confirms them once they are synced.
 //
-// Each partition has a log of its own on the disk: a whole copy, and the changes since. When the changes outgrow the copy, the disk refuses
-// an entry, so that the core begins a new copy; the old log is deleted in the batch that completes the new one. What a log has on the disk
-// is therefore always a prefix of what was sent, with a whole copy in it.
+// The path of a block: Send queues it → run takes the queue → Write (log.go) writes its entries with one sync, and returns the confirmation →
+// deliver. Restore (log.go) reads everything back when the node starts.
+//
+// Each partition has a log on the disk: a whole copy, and the changes after it. When the changes outgrow the copy, the disk refuses an entry,
+// so that the core sends a new copy. The batch that completes the new copy deletes the old log. So what the disk has of a partition is always
+// a prefix of what was sent, and contains a whole copy.
 package disk
 
 import (
@@ -26,46 +29,47 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// Folder is the folder of the counters in a data directory.
+// Folder is the folder of the counters in the data directory.
 const Folder = "counters"
 
-// format is the version of what is written here. A directory of a later one is rejected.
+// format is the version of the format on disk. A directory with a later format is rejected.
 const format = 1
 
-// Config is what a Disk needs.
+// Config configures a Disk.
 type Config struct {
 	Dir     string // the data directory; the counters are in its Folder
-	Cluster string // what stands for the cluster's secret and the settings of its ring
-	Name    string // of this node
-	Boot    string // names the boot of the host
-	// Now reads a clock that goes on through a suspend and means nothing after another boot, in nanoseconds.
+	Cluster string // identifies the cluster's secret and the settings of its ring
+	Name    string // the node's name
+	Boot    string // identifies the boot of the host; empty: not known
+	// Now reads, in nanoseconds, a clock that goes on while the host is suspended and that starts anew with each boot.
 	Now func() int64
-	// Failed is called once when the disk cannot be written any more. Nothing is confirmed from then on.
+	// Failed, if set, is called once when the disk cannot be written any more. The disk confirms nothing after that.
 	Failed func(error)
 	FS     vfs.FS // nil: the host's
 	Logger *slog.Logger
 }
 
-// head is what a directory says of itself.
+// head is the description of a directory, which the directory itself has.
 type head struct {
 	Format  int
 	Cluster string
 	Name    string
-	Boot    string   // of the host, when the directory was opened last
-	Offset  int64    // what the clock of that boot lacks to the disk's clock
-	Members []string // of the cluster, when they were told last
+	Boot    string   // of the host when the directory was last opened
+	Offset  int64    // the disk's clock minus the clock of that boot
+	Members []string // of the cluster, from the last SetMembers
 	Key     []byte   // see Disk.Key
 }
 
-// Disk is an open directory of counters. Its methods are safe for concurrent use, but Restore, which comes before all others.
+// Disk is an open directory of counters. Its methods are safe for concurrent use, except Restore, which must be called first.
 //
-// The disk's clock dates entries. It goes on with the boot clock while the host stays booted, whether a node runs or not. Over another boot it
-// stands still: wall clocks are not compared, so entries become older than they are by nothing, and younger by the time in between.
+// The disk's clock dates entries. While the host stays booted it runs with the boot clock, whether or not a node runs. From one boot to the
+// next it stands still, because wall clocks are not compared. So an entry never seems older than it is, and seems younger by the time between
+// the boots.
 type Disk struct {
 	cfg  Config
 	db   *pebble.DB
-	logs map[int]*diskLog // by partition; the writer's
-	next uint64           // number of the next entry; the writer's
+	logs map[int]*diskLog // by partition; only for the writer
+	next uint64           // number of the next entry; only for the writer
 
 	headMu      sync.Mutex
 	head        head
@@ -77,26 +81,26 @@ type Disk struct {
 	deliver  func(*ownership.BlockAck)
 	failOnce sync.Once
 	failed   atomic.Pointer[error]
-	lost     chan struct{} // closed after it has failed
+	lost     chan struct{} // closed once the disk has failed
 	stop     chan struct{}
 	work     sync.WaitGroup
 
-	log, position uint64       // that was written last; the writer's
+	log, position uint64       // of the core, last written; only for the writer
 	synced        atomic.Int64 // by Config.Now; 0: never
-	began         int64        // by the disk's clock
+	began         int64        // by the disk's clock, when the disk was opened
 }
 
-// diskLog is what the disk knows of one partition's log.
+// diskLog is the state of one partition's log on disk.
 type diskLog struct {
-	first    uint64 // its oldest entry
-	begin    uint64 // of the copy that is being written, or was written last
-	building bool   // that copy is not whole yet
-	torn     bool   // the last entry goes on in the next one
+	first    uint64 // number of the oldest entry
+	begin    uint64 // number of the first entry of the copy that is being written, or was written last
+	building bool   // that copy is not complete
+	torn     bool   // the chunk of the last entry goes on in the next entry
 	base     int    // bytes of the last whole copy
 	tail     int    // bytes since; while building, of the new copy
 }
 
-// Open opens the counters of a data directory, which it makes if need be. The errors say what is wrong with it.
+// Open opens the counters of a data directory, and makes them if necessary. Its errors name the directory.
 func Open(cfg Config) (_ *Disk, err error) {
 	d := &Disk{cfg: cfg, logs: make(map[int]*diskLog), wake: fifo.NewSignal(), stop: make(chan struct{}), lost: make(chan struct{})}
 	dir := filepath.Join(cfg.Dir, Folder)
@@ -115,10 +119,11 @@ func Open(cfg Config) (_ *Disk, err error) {
 		fresh, err = d.identify()
 	}
 	if err == nil && cfg.FS == nil {
-		// Whoever knows a reservation's id can end it, and the engine makes files that everybody may read.
+		// A reservation's id is enough to end it, and the engine makes files that all users may read.
 		err = os.Chmod(dir, 0o700)
 	}
-	// The engine's first log of a directory is of an older format, in which it takes damage for the end of the log.
+	// The engine gives the first log of a new directory an older format, in which it takes damage for the end of the log. Opened again, it
+	// uses the newer one.
 	if fresh && err == nil {
 		if err = d.db.Close(); err == nil {
 			d.db, err = d.engine(dir, options())
@@ -136,7 +141,7 @@ func Open(cfg Config) (_ *Disk, err error) {
 	return nil, fmt.Errorf("%s: %w", dir, err)
 }
 
-// engine opens the engine. On a full disk the engine tries again and again to write what was in its log: it is left to that.
+// engine opens the engine. On a full disk the engine repeats a write of its log without end; then engine returns, and leaves the engine to it.
 func (d *Disk) engine(dir string, options *pebble.Options) (*pebble.DB, error) {
 	type result struct {
 		db  *pebble.DB
@@ -155,7 +160,7 @@ func (d *Disk) engine(dir string, options *pebble.Options) (*pebble.DB, error) {
 	}
 }
 
-// identify checks whose directory this is, and sets the disk's clock. fresh says that it is new.
+// identify checks that the directory is this node's, and sets the disk's clock. fresh means that the directory is new.
 func (d *Disk) identify() (fresh bool, err error) {
 	now, last := d.cfg.Now(), int64(0)
 	text, err := d.get(headKey)
@@ -190,7 +195,7 @@ func (d *Disk) identify() (fresh bool, err error) {
 	return text == nil, d.save()
 }
 
-// get returns what is under a key; nil: nothing.
+// get returns the value of a key; nil: there is none.
 func (d *Disk) get(key []byte) ([]byte, error) {
 	value, closer, err := d.db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
@@ -211,14 +216,14 @@ func (d *Disk) save() error {
 	return errors.Join(d.db.Set(headKey, text, pebble.Sync), d.Err())
 }
 
-// Members are the names of the cluster's members as they were told last.
+// Members returns the names of the last SetMembers.
 func (d *Disk) Members() []string {
 	d.headMu.Lock()
 	defer d.headMu.Unlock()
 	return d.head.Members
 }
 
-// SetMembers keeps the names of the cluster's members. They are written with what is written next.
+// SetMembers sets the names of the cluster's members. They are written with the next write.
 func (d *Disk) SetMembers(names []string) {
 	d.headMu.Lock()
 	defer d.headMu.Unlock()
@@ -228,7 +233,7 @@ func (d *Disk) SetMembers(names []string) {
 	}
 }
 
-// changedHead is the head if it is to be written, or nil.
+// changedHead returns the head if it must be written, or nil.
 func (d *Disk) changedHead() []byte {
 	d.headMu.Lock()
 	defer d.headMu.Unlock()
@@ -243,7 +248,7 @@ func (d *Disk) changedHead() []byte {
 	return text
 }
 
-// Key keeps a key for a node alone, which has no secret: the first that it was called with.
+// Key returns the hash key of a node without a cluster's secret: the fresh of its first call, which the disk keeps.
 func (d *Disk) Key(fresh []byte) ([]byte, error) {
 	d.headMu.Lock()
 	defer d.headMu.Unlock()
@@ -254,13 +259,13 @@ func (d *Disk) Key(fresh []byte) ([]byte, error) {
 	return fresh, d.save()
 }
 
-// Start has the disk write what Send is given, and deliver the confirmations, until Close.
+// Start has the disk write the blocks of Send and call deliver with the confirmations, until Close.
 func (d *Disk) Start(deliver func(*ownership.BlockAck)) {
 	d.deliver = deliver
 	d.work.Go(d.run)
 }
 
-// Send takes blocks of the core's log, in order. It does not block.
+// Send queues blocks of the core's log, in order. It does not block.
 func (d *Disk) Send(b *ownership.Block) {
 	d.mu.Lock()
 	d.queue = append(d.queue, b)
@@ -268,7 +273,7 @@ func (d *Disk) Send(b *ownership.Block) {
 	d.wake.Set()
 }
 
-// clockEvery is how often the disk's clock is written if nothing else is. After a boot it goes on from there.
+// clockEvery is how often the disk's clock is written if nothing else is. After a boot the clock goes on from the last written value.
 const clockEvery = 10 * time.Second
 
 func (d *Disk) run() {
@@ -291,17 +296,17 @@ func (d *Disk) run() {
 	}
 }
 
-// Close ends the disk. It writes nothing more.
+// Close closes the disk. Blocks in the queue are not written.
 func (d *Disk) Close() error {
 	close(d.stop)
 	if d.Err() != nil {
-		return nil // after an error the engine may not return from anything
+		return nil // after an error, calls of the engine may not return
 	}
 	d.work.Wait()
 	return d.db.Close()
 }
 
-// Err says why the disk cannot be written any more; nil while it can.
+// Err returns why the disk cannot be written any more, or nil while it can.
 func (d *Disk) Err() error {
 	if err := d.failed.Load(); err != nil {
 		return *err
@@ -320,7 +325,7 @@ func (d *Disk) fail(err error) {
 	})
 }
 
-// Stats is what a Disk tells of itself.
+// Stats has the numbers of a Disk.
 type Stats struct {
 	Bytes  uint64        // on the disk
 	Synced time.Duration // since the last sync; 0 before the first
@@ -338,7 +343,7 @@ func (d *Disk) Stats() (s Stats) {
 	return s
 }
 
-// engineLog takes what the engine logs. Fatalf returns: where the engine would end the process, the disk ends.
+// engineLog gets the engine's log. Fatalf returns: the engine would end the process, and fail ends only the disk.
 type engineLog struct{ d *Disk }
 
 func (l engineLog) Infof(string, ...any) {}

@@ -10,15 +10,15 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// An entry's key is its partition and its number, which rises. Its value is a byte of flags, then, as varints, the position of the copy
-// that the entry belongs to and the entry's instant by the disk's clock, with flagBegin the origin of the content, then the chunk.
+// An entry's key has its partition and its number; numbers rise. Its value is a byte of flags; then, as varints, the entry's position (term
+// and attachment), its instant by the disk's clock and, with flagBegin, the origin of the content; then the chunk.
 const (
 	flagMore     = 1 << iota // the chunk goes on in the next entry
-	flagBegin                // a whole copy begins
-	flagComplete             // it is complete
+	flagBegin                // the first entry of a whole copy
+	flagComplete             // the last entry of a whole copy
 )
 
-// slack: a log is begun anew when its changes have this many bytes more than twice its copy.
+// A log must begin anew when its changes have more bytes than twice its copy and slack.
 const slack = 64 << 10
 
 var (
@@ -31,18 +31,18 @@ func entryKey(p int, number uint64) []byte {
 	return binary.BigEndian.AppendUint64(key, number)
 }
 
-// Write writes blocks with one sync, and returns what confirms them; nil when nothing does. It is what Start calls for blocks that are sent,
-// and for tests with a clock of their own.
+// Write writes blocks with one sync, and returns the confirmation; nil: nothing is confirmed. run calls it, and so do tests that have a clock
+// of their own.
 func (d *Disk) Write(blocks []*ownership.Block) *ownership.BlockAck {
 	batch := d.db.NewBatch()
-	defer func() { _ = batch.Close() }() // it has been applied, or the disk is at its end
+	defer func() { _ = batch.Close() }() // it has been applied, or the disk has failed
 	now := d.cfg.Now()
 	ack := &ownership.BlockAck{}
 	for _, b := range blocks {
 		if b.Log != d.log {
 			d.log, d.position = b.Log, 0
 		}
-		if b.Position == d.position+1 { // otherwise it is a repeat, and its confirmation was lost
+		if b.Position == d.position+1 { // otherwise the core repeats a block, because its confirmation was lost
 			d.position++
 			for i := range b.Entries {
 				if e := &b.Entries[i]; !d.add(batch, e, now+d.head.Offset) {
@@ -74,7 +74,7 @@ func (d *Disk) set(batch *pebble.Batch, key, value []byte) {
 	}
 }
 
-// add adds an entry to the log of its partition. It reports false when the log is to be begun anew.
+// add adds an entry to the log of its partition. It returns false if the log must begin anew.
 func (d *Disk) add(batch *pebble.Batch, e *ownership.Entry, at int64) bool {
 	l := d.logs[e.Partition]
 	if e.Begin && e.Complete && e.Term == (ownership.Term{}) {
@@ -107,7 +107,7 @@ func (d *Disk) add(batch *pebble.Batch, e *ownership.Entry, at int64) bool {
 	return l.building || l.torn || l.tail <= 2*l.base+slack
 }
 
-// cut deletes the entries of a partition from one number on and up to another.
+// cut deletes a partition's entries with numbers from from to before to.
 func (d *Disk) cut(batch *pebble.Batch, p int, from, to uint64) {
 	if from == to {
 		return
@@ -138,19 +138,19 @@ func appendEntry(to []byte, e *ownership.Entry, begins bool, at int64) []byte {
 	return append(to, e.Chunk...)
 }
 
-// Chunk is a part of what was kept of a partition.
+// Chunk is a part of a partition's content.
 type Chunk struct {
 	Age  int64 // nanoseconds since it was written
 	Data []byte
 }
 
-// Copy is what was kept of a partition. Its chunks are in the order in which they are to be applied, and are the caller's.
+// Copy is a partition's content on disk. Its chunks must be applied in order. take may keep them.
 type Copy struct {
 	ownership.Restored
 	Chunks []Chunk
 }
 
-// Restore gives what was kept of each partition. An error is the caller's, or says that the disk is damaged.
+// Restore calls take with the content of each partition. It fails with take's error, or if the disk is damaged.
 func (d *Disk) Restore(take func(Copy) error) error {
 	it, err := d.db.NewIter(&pebble.IterOptions{LowerBound: []byte{'p'}, UpperBound: []byte{'p' + 1}})
 	if err != nil {
@@ -181,36 +181,36 @@ func (d *Disk) Restore(take func(Copy) error) error {
 	return errors.Join(err, it.Close(), d.Err())
 }
 
-// Damaged is the error for a directory whose content makes no sense, for the given reason.
+// Damaged returns the error for a directory with invalid content.
 func Damaged(err error) error {
 	return errors.Join(errors.New("the counters are damaged; remove their folder to start without them"), err)
 }
 
-// end gives what was read of one partition. What was never whole is not given.
+// end calls take with what was read of one partition, unless no copy of it was ever complete.
 func (d *Disk) end(r *restoring, take func(Copy) error) error {
 	if r.log == nil {
 		return nil
 	}
 	d.logs[r.partition] = r.log
-	r.log.torn = false // what is to follow begins with a whole chunk
+	r.log.torn = false // the next entry begins a chunk
 	if r.at == (ownership.Position{}) {
 		return nil
 	}
 	return take(Copy{ownership.Restored{Partition: r.partition, Position: r.at, Origin: r.origin}, r.chunks})
 }
 
-// restoring is the log of one partition as it is read.
+// restoring is the log of one partition while it is read.
 //
-// A stop may have come while a new copy was written. Its entries have states as a whole, which are newer than those of the former log:
-// they are applied to that one. The position is that of the former log, since not all of the newer content is there.
+// The node may have stopped while a new copy was written. The entries of the new copy have whole states, which are newer than those of the old
+// log, so they are applied on top of it. The position stays that of the old log, because the new copy is not complete.
 type restoring struct {
 	partition int
 	log       *diskLog
 	at        ownership.Position
 	origin    ownership.Term
-	begun     ownership.Term // the origin of the copy that was begun last
+	begun     ownership.Term // the origin of the copy that began last
 	chunks    []Chunk
-	open      []byte // of a chunk that goes on
+	open      []byte // the beginning of a chunk that goes on
 }
 
 func (r *restoring) add(number uint64, value []byte, now int64) error {
