@@ -15,50 +15,50 @@ import (
 	"time"
 )
 
-// CertFiles names what Certs reads: PEM files, which may be links.
+// CertFiles names the files of a Certs: PEM files, which may be symbolic links.
 type CertFiles struct {
-	// Cert holds the certificate with those that lead up to its authority, Key its private key. Both or neither.
+	// Cert has the certificate and its intermediates, Key its private key. Both or neither.
 	Cert, Key string
-	// CA holds the certificates of the authorities whose certificates are trusted. Empty: none.
+	// CA has the certificates of the trusted authorities. Empty: none.
 	CA string
 }
 
-// CertConfig says how files are watched and who is told. Flags is required.
+// CertConfig configures a Certs. Flags is required.
 type CertConfig struct {
-	// Flags are the names of the settings that the files come from, for messages.
+	// Flags are the names of the settings of the files, for messages.
 	Flags CertFiles
-	// OwnName is for those who present what they demand, as nodes do to each other: Cert must be by one of the authorities in CA,
-	// fit for both ends of a connection, and have this name (see Rules.Name). Other files are not taken, not even by OpenCerts: whoever
-	// presented them would be cut off. That a certificate is not valid yet is no reason, for clocks differ. Empty: not looked at.
+	// OwnName is for both sides of a connection that demand the same of each other, as nodes do. Cert must then be issued by an authority in
+	// CA, be valid for both ends of a connection, and have this name (see Rules.Name). Other files are rejected, by OpenCerts too, because
+	// other nodes would reject the certificate. A certificate that is not valid yet is accepted, because clocks differ. Empty: not checked.
 	OwnName string
-	// OnChange is called when new files are in force, OnError when they cannot be: what was in force stays. Not for those
-	// that OpenCerts itself loads. One call at a time, which must not call Close. Both may be nil.
+	// OnChange is called when new files are in force, and OnError when changed files are invalid: the earlier ones stay in force. Neither is
+	// called for the files that OpenCerts itself loads. The calls are one at a time, and must not call Close. Both may be nil.
 	OnChange func()
 	OnError  func(error)
-	// Now tells the time of day that certificates expire by; nil stands for time.Now.
+	// Now returns the time by which certificates expire. Nil: time.Now.
 	Now func() time.Time
 }
 
-// Certs is what the files hold. It is safe for concurrent use. What is in force when its Watcher is closed stays in use.
+// Certs is the certificate, key and authorities in files. It is safe for concurrent use. When its Watcher is closed, the contents in force
+// stay in use.
 //
-// The other side's certificate is verified here and not by crypto/tls, at every connection (resumed ones too) against the
-// authorities in force at that moment, so that a rejection has a reason and one name can stand for a whole cluster. A
-// connection is bound to the certificate that the other side presented: it ends when that certificate has expired, or is no
-// longer valid under the authorities in force. Revocation is not checked: a certificate is valid until it expires or its authority is
-// removed from the file.
+// Certs verifies the other side's certificate itself, at every connection, also a resumed one, against the authorities in force at that
+// moment. crypto/tls does not: it gives no reason of a rejection, and cannot have one name stand for a whole cluster. A connection is bound to
+// the certificate that the other side presented: it ends when that certificate expires, or is no longer valid under the authorities in force.
+// Revocation is not checked: a certificate is valid until it expires or its authority is removed from the file.
 type Certs struct {
 	*Watcher[*certContent]
 	files CertFiles
 	cfg   CertConfig
 }
 
-// certContent is what belongs together.
+// certContent is the content of all files, which changes together.
 type certContent struct {
 	cert  *tls.Certificate // nil without CertFiles.Cert
 	roots *x509.CertPool   // nil without CertFiles.CA
 }
 
-// Validate says what is wrong with the names alone, under those of their settings.
+// Validate returns what is wrong with the names of the files. The error begins with the name of the setting.
 func (f CertFiles) Validate(settings CertFiles) error {
 	switch {
 	case f.Cert != "" && f.Key == "":
@@ -69,7 +69,7 @@ func (f CertFiles) Validate(settings CertFiles) error {
 	return nil
 }
 
-// OpenCerts reads the files and keeps watching them until Close. Errors name the flag.
+// OpenCerts reads the files and watches them until Close. Its errors begin with the names of the settings.
 func OpenCerts(files CertFiles, cfg CertConfig) (*Certs, error) {
 	if err := files.Validate(cfg.Flags); err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func OpenCerts(files CertFiles, cfg CertConfig) (*Certs, error) {
 	return s, nil
 }
 
-// Client reads the files once, for a client of servers whose certificates it verifies as crypto/tls does. Errors name the setting.
+// Client reads the files once, for a client that verifies servers as crypto/tls does. Its errors begin with the names of the settings.
 func (f CertFiles) Client(settings CertFiles) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f == (CertFiles{}) {
@@ -114,7 +114,7 @@ func (f CertFiles) Client(settings CertFiles) (*tls.Config, error) {
 	return config, nil
 }
 
-// parse reads what the files hold. No part of a key is ever in its errors.
+// parse parses the files. Its errors never contain a part of a key.
 func (s *Certs) parse(contents [][]byte) (*certContent, error) {
 	c := new(certContent)
 	if s.files.Cert != "" {
@@ -142,7 +142,7 @@ func (s *Certs) parse(contents [][]byte) (*certContent, error) {
 	return c, nil
 }
 
-// usable says why others with the same authorities and Rules would reject the certificate.
+// usable returns why another side with the same authorities and Rules would reject the certificate, or nil.
 func (s *Certs) usable(c *certContent) error {
 	if c.cert == nil {
 		return errors.New("there is no certificate")
@@ -163,13 +163,13 @@ func (s *Certs) usable(c *certContent) error {
 	return nil
 }
 
-// chain is the certificate with those that lead up to its authority.
+// chain returns the certificate and its intermediates.
 func (c *certContent) chain() ([]*x509.Certificate, error) {
 	return x509.ParseCertificates(slices.Concat(c.cert.Certificate...))
 }
 
-// Authorities reads certificates in PEM form. Unlike x509.CertPool.AppendCertsFromPEM it passes over nothing: an authority that is left out without a
-// word shows only when somebody is refused.
+// Authorities parses certificates in PEM form. Unlike x509.CertPool.AppendCertsFromPEM it ignores no block: without the error, an ignored
+// authority would show only when a caller is rejected.
 func Authorities(data []byte) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	for n := 1; ; n++ {
@@ -192,13 +192,13 @@ func Authorities(data []byte) (*x509.CertPool, error) {
 	}
 }
 
-// Expiry is when the first of the certificates in force that this side presents expires, or zero without one.
+// Expiry returns when the first certificate of the chain in force expires; zero: there is none.
 func (s *Certs) Expiry() time.Time {
 	c := s.Current()
 	if c.cert == nil {
 		return time.Time{}
 	}
-	chain, _ := c.chain() // which crypto/tls has taken
+	chain, _ := c.chain() // cannot fail: crypto/tls has parsed it
 	first := c.cert.Leaf
 	for _, cert := range chain {
 		if cert.NotAfter.Before(first.NotAfter) {
@@ -208,25 +208,25 @@ func (s *Certs) Expiry() time.Time {
 	return first.NotAfter
 }
 
-// Demand is what the other side has to present.
+// Demand is what the other side must present.
 type Demand uint8
 
 // The demands.
 const (
-	Nothing  Demand = iota // no certificate is asked for
-	IfGiven                // one that is presented must be good
-	Required               // one must be presented, and be good
+	Nothing  Demand = iota // nothing; no certificate is asked for
+	IfGiven                // a certificate, if presented, must be valid
+	Required               // a valid certificate
 )
 
-// Rules are what connections have to be like.
+// Rules are what a connection must fulfil.
 type Rules struct {
-	MinVersion uint16 // of TLS, as in crypto/tls
+	MinVersion uint16 // of TLS, a constant of crypto/tls
 	Demand     Demand // of servers; a client always requires the server's certificate
-	// Name must be among the names (DNS or URI) in the certificate's subject alternative names, exactly, whatever the host's
-	// name is. Empty: any name will do for a server; a client has to say one.
+	// Name must be among the DNS and URI names in the certificate's subject alternative names, exactly, whatever the name of the host. Empty:
+	// a server accepts any name; a client must set it.
 	Name string
-	// Rejected, when set, is told of every certificate that was rejected, and of one that was missing. from is the other
-	// side's address, nil for that of a server.
+	// Rejected, if set, is called for every certificate that was rejected, and for one that was missing. from is the other side's address;
+	// nil: it is a server.
 	Rejected func(from net.Addr, err *RejectedError)
 }
 
@@ -236,10 +236,10 @@ const (
 	Expired          = "certificate_expired"
 	UnknownAuthority = "unknown_authority"
 	WrongIdentity    = "wrong_identity"
-	BadCertificate   = "bad_certificate" // for anything else, such as a key usage that does not fit
+	BadCertificate   = "bad_certificate" // any other reason, such as another key usage
 )
 
-// RejectedError says why the other side's certificate was not good enough.
+// RejectedError says why the other side's certificate was rejected.
 type RejectedError struct {
 	Reason string // one of the constants above
 	err    error
@@ -249,8 +249,7 @@ func (e *RejectedError) Error() string { return "certs: " + e.err.Error() }
 
 func (e *RejectedError) Unwrap() error { return e.err }
 
-// Server returns the configuration of a listener. protocols are those to agree on by ALPN, the preferred first. Without
-// a certificate in CertFiles it cannot be used.
+// Server returns the TLS configuration of a listener. protocols are those of ALPN, the preferred first. CertFiles must have a certificate.
 func (s *Certs) Server(rules Rules, protocols ...string) *tls.Config {
 	config := func(conn net.Conn) *tls.Config {
 		c := s.Current()
@@ -275,11 +274,11 @@ func (s *Certs) Server(rules Rules, protocols ...string) *tls.Config {
 			out.Certificates = []tls.Certificate{*c.cert}
 		}
 		if rules.Demand != Nothing {
-			// verify does the rest, with what is in force then. ClientCAs only tells clients which of theirs to present.
+			// ClientCAs only tells clients which of their certificates to present; verify decides, by the authorities then in force.
 			out.ClientAuth, out.ClientCAs = tls.RequestClientCert, c.roots
 		}
-		// A resumed session presents no certificate anew: one that has been replaced, or an authority that has been taken
-		// out, would go on counting for as long as the ticket does.
+		// In a resumed session no certificate is presented anew: a certificate that was replaced, or an authority that was removed, would stay
+		// valid as long as the ticket.
 		out.SessionTicketsDisabled = rules.Demand != Nothing
 		return out
 	}
@@ -288,8 +287,8 @@ func (s *Certs) Server(rules Rules, protocols ...string) *tls.Config {
 	return outer
 }
 
-// Client returns the configuration of connections to servers, whose certificate must be by one of the authorities in
-// CertFiles, and for rules.Name.
+// Client returns the TLS configuration of a client, whose server's certificate must be issued by an authority in CertFiles and have
+// rules.Name.
 func (s *Certs) Client(rules Rules) *tls.Config {
 	rules.Demand = Required
 	return &tls.Config{
@@ -298,10 +297,10 @@ func (s *Certs) Client(rules Rules) *tls.Config {
 			if c := s.Current(); c.cert != nil {
 				return c.cert, nil
 			}
-			return new(tls.Certificate), nil // none, says crypto/tls
+			return new(tls.Certificate), nil // for crypto/tls: no certificate
 		},
-		// crypto/tls would use the authorities of the moment when the configuration was made, and knows no names that are
-		// URIs. VerifyConnection does all that it leaves out.
+		// crypto/tls would use the authorities at the time of this call, and does not check URI names. VerifyConnection checks all that it
+		// leaves out.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			_, err := s.verify(state, rules, nil, x509.ExtKeyUsageServerAuth)
@@ -310,14 +309,14 @@ func (s *Certs) Client(rules Rules) *tls.Config {
 	}
 }
 
-// Bound is a connection that calls check after each read and before each write, and ends with its first error. One that a
-// listener hands to TLS is bound to the certificate that the other side presents.
+// Bound is a connection that calls check after each read and before each write, and ends with its first error. If the connection that a
+// listener passes to TLS implements Bound, it is bound to the certificate that the other side presents.
 type Bound interface {
 	CheckWith(check func() error)
 }
 
-// BindClient returns conn, on which a handshake by the configuration of Client with the same rules has ended in state, bound to the
-// server's certificate.
+// BindClient returns conn bound to the server's certificate. state is that of its handshake, which had the configuration of Client with the
+// same rules.
 func (s *Certs) BindClient(conn net.Conn, state tls.ConnectionState, rules Rules) (net.Conn, error) {
 	rules.Demand = Required
 	check, err := s.verify(state, rules, nil, x509.ExtKeyUsageServerAuth)
@@ -360,15 +359,14 @@ func (c *boundConn) checked() error {
 	return err
 }
 
-// verdict is what was found when a certificate was verified.
+// verdict is the result of a verification.
 type verdict struct {
-	content *certContent // the authorities were in
-	until   time.Time    // when the first certificate on the way to an authority expires
+	content *certContent // whose authorities were used
+	until   time.Time    // when the first certificate of the chain expires
 	err     error
 }
 
-// verify is the one place where certificates are looked at. check says later whether the certificate is still good; it is nil where
-// there is none.
+// verify is the one place where certificates are verified. check verifies the certificate again later; it is nil if there is no certificate.
 func (s *Certs) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) (check func() error, _ error) {
 	refused := func(err *RejectedError) *RejectedError {
 		if rules.Rejected != nil {
@@ -383,9 +381,9 @@ func (s *Certs) verify(state tls.ConnectionState, rules Rules, from net.Addr, us
 		return nil, refused(&RejectedError{NoCertificate, errors.New("no certificate was presented")})
 	}
 	var last atomic.Pointer[verdict]
-	last.Store(&verdict{}) // of no content: nothing has been verified
-	var mu sync.Mutex      // held while it is verified anew
-	check = func() error { // a comparison as long as neither the authorities change nor anything expires
+	last.Store(&verdict{}) // no content: nothing has been verified
+	var mu sync.Mutex      // held during a verification
+	check = func() error { // only a comparison while neither the authorities change nor a certificate expires
 		content, now := s.Current(), s.cfg.Now()
 		holds := func(d *verdict) bool { return d.err != nil || d.content == content && !now.After(d.until) }
 		if d := last.Load(); holds(d) {
@@ -410,7 +408,7 @@ func (s *Certs) verify(state tls.ConnectionState, rules Rules, from net.Addr, us
 	return check, nil
 }
 
-// verified says until when a certificate, the first of chain, is good, or why it is not good enough.
+// verified returns until when chain[0] is valid, or why it is rejected.
 func verified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, name string, usage x509.ExtKeyUsage) (until time.Time, _ *RejectedError) {
 	leaf := chain[0]
 	options := x509.VerifyOptions{
@@ -420,7 +418,7 @@ func verified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, na
 		options.Intermediates.AddCert(c)
 	}
 	if options.Roots == nil {
-		// crypto/x509 would take the system's. Whom the system trusts to be a web server is not thereby one of us.
+		// crypto/x509 would use the system's authorities, which also issue certificates to strangers.
 		return until, &RejectedError{UnknownAuthority, errors.New("no authority is trusted")}
 	}
 	ways, err := leaf.Verify(options)
@@ -451,7 +449,7 @@ func reasonOf(err error) string {
 	return BadCertificate
 }
 
-// names are those in the subject alternative names that can be demanded.
+// names returns the DNS and URI names in the subject alternative names.
 func names(cert *x509.Certificate) []string {
 	all := slices.Clone(cert.DNSNames)
 	for _, u := range cert.URIs {
@@ -460,7 +458,7 @@ func names(cert *x509.Certificate) []string {
 	return all
 }
 
-// describe names a certificate in a message. What is in it was made by somebody who may not be trusted.
+// describe names a certificate in a message. It quotes and shortens the text, which an untrusted caller may have made.
 func describe(cert *x509.Certificate) string {
 	return fmt.Sprintf("%.200q", cmp.Or(strings.Join(names(cert), " "), cert.Subject.CommonName))
 }

@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// Timeout is a good time to wait for a small file: longer than any file system takes that works.
+// Timeout is a default for the time to wait for a small file: a working file system takes less.
 const Timeout = 5 * time.Second
 
-// ErrTimeout is wrapped by the errors of reads that did not end in time.
+// The error of a read that did not end in time wraps ErrTimeout.
 var ErrTimeout = errors.New("the file system does not answer")
 
-// ErrNotRegular is wrapped by the errors of reads of what is not a regular file.
+// The error of a read of something other than a regular file wraps ErrNotRegular.
 var ErrNotRegular = errors.New("not a regular file")
 
-// ErrDirectory is wrapped by those of them that were of a directory.
+// The error of a read of a directory wraps ErrDirectory, which wraps ErrNotRegular.
 var ErrDirectory = fmt.Errorf("%w but a directory", ErrNotRegular)
 
-// ReadPrefix returns the first limit bytes of a regular file, or all of a shorter one. Symbolic links are followed. Anything
-// else, such as a pipe, a device or a directory, is rejected without waiting for whoever may be at its other end. It
-// returns when the file system answers, which may be never.
+// ReadPrefix returns the first limit bytes of a regular file, or all of a shorter one. It follows symbolic links. It rejects anything else,
+// such as a pipe, a device or a directory, without waiting for the process at the other end. It returns when the file system answers, which
+// may be never.
 func ReadPrefix(name string, limit int64) (content []byte, err error) {
-	// O_NONBLOCK: a pipe is opened at once, where it would wait for a writer.
+	// With O_NONBLOCK a pipe is opened at once. Without it, the call would wait for a writer.
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -45,9 +45,8 @@ func ReadPrefix(name string, limit int64) (content []byte, err error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// ReadFile returns the content of a regular file, as ReadPrefix reads it. A file of more than limit bytes is an error, as is one
-// that cannot be read within Timeout: the read is left behind then. It is for programs that read a file once, when they
-// start.
+// ReadFile returns the content of a regular file, as ReadPrefix reads it. It fails if the file has more than limit bytes, or cannot be read
+// within Timeout; the read then goes on in its goroutine. It is for programs that read a file once, when they start.
 func ReadFile(name string, limit int64) ([]byte, error) {
 	return within(name, Timeout, func() ([]byte, error) {
 		content, err := ReadPrefix(name, limit+1)
@@ -58,8 +57,8 @@ func ReadFile(name string, limit int64) ([]byte, error) {
 	})
 }
 
-// ReadableByOthers reports whether users of the host that are neither a file's owner nor in its group may read it. A file
-// system that does not answer within Timeout is an error.
+// ReadableByOthers reports whether users other than the file's owner and group may read it. It fails if the file system does not answer within
+// Timeout.
 func ReadableByOthers(name string) (bool, error) {
 	return within(name, Timeout, func() (bool, error) {
 		info, err := os.Stat(name)
@@ -67,21 +66,21 @@ func ReadableByOthers(name string) (bool, error) {
 	})
 }
 
-// OpenAppend opens a file to be appended to, and makes it, for its owner alone, where there is none. A pipe that nobody reads is an error, as is a file system
-// that does not answer within Timeout. Writes to what is returned may still wait for as long as it pleases whoever takes them.
+// OpenAppend opens a file for appending, and creates it, for its owner alone, if it does not exist. It fails for a pipe without a reader, and
+// if the file system does not answer within Timeout. Writes to the file may wait without bound.
 func OpenAppend(name string) (*os.File, error) {
 	return within(name, Timeout, func() (*os.File, error) {
 		return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NONBLOCK, 0o600)
 	})
 }
 
-// within waits for a call for some time.
+// within calls read, and returns TimeoutError if it does not return within timeout. The call of read then goes on.
 func within[T any](name string, timeout time.Duration, read func() (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
 	}
-	done := make(chan result, 1) // so that a read that is left behind can end
+	done := make(chan result, 1) // so that a late read can end
 	go func() {
 		value, err := read()
 		done <- result{value, err}
@@ -94,12 +93,12 @@ func within[T any](name string, timeout time.Duration, read func() (T, error)) (
 	}
 }
 
-// TimeoutError is the error for a file that has not been reached in time.
+// TimeoutError returns the error for a file that was not reached in time.
 func TimeoutError(name string, after time.Duration) error {
 	return &fs.PathError{Op: "reach", Path: name, Err: fmt.Errorf("%w within %v", ErrTimeout, after)}
 }
 
-// SizeError is the error for a file of more than limit bytes.
+// SizeError returns the error for a file of more than limit bytes.
 func SizeError(name string, limit int64) error {
 	return &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("is too large: more than %d bytes", limit)}
 }

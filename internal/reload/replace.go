@@ -8,16 +8,16 @@ import (
 	"sync"
 )
 
-// Replacer replaces a file, for its owner alone, as a whole. Its methods are safe for concurrent use.
+// Replacer replaces the whole content of a file, which only its owner may read. Its methods are safe for concurrent use.
 type Replacer struct {
 	Name string
 
-	mu sync.Mutex // held by the one call that writes, also by one that was left behind
+	mu sync.Mutex // held by the one call that writes, even after Replace has returned because of Timeout
 }
 
-// Replace gives the file a new content, and makes the file where there is none. When it returns nil, the content is on disk. With an error
-// the file has this content or the one before, whole in any case, also when the machine loses power meanwhile. A file system that does
-// not answer within Timeout is an error that leaves the call behind: until it ends, later calls fail at once.
+// Replace writes a new content, and creates the file if it does not exist. If it returns nil, the content is on disk. If it fails, the file
+// has this content or the one before, and is whole, even if the machine loses power meanwhile. If the file system does not answer within
+// Timeout, Replace fails, and later calls fail at once until the first one ends.
 func (r *Replacer) Replace(content []byte) error {
 	if !r.mu.TryLock() {
 		return &fs.PathError{Op: "write", Path: r.Name, Err: ErrTimeout}
@@ -37,7 +37,7 @@ func replace(name string, content []byte) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = os.Remove(f.Name()) // the error is about what went wrong before
+			_ = os.Remove(f.Name()) // the error of the caller says more
 		}
 	}()
 	_, err = f.Write(content)
@@ -47,7 +47,7 @@ func replace(name string, content []byte) (err error) {
 	if err := os.Rename(f.Name(), name); err != nil {
 		return err
 	}
-	// The new name is on disk once its directory is.
+	// The new name is on disk once the directory is synced.
 	d, err := os.Open(directory)
 	if err != nil {
 		return err

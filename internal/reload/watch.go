@@ -1,13 +1,13 @@
-// Package reload keeps what is made of files up to date with them: any value, by a [Watcher], and [Certs], the certificate, key and
-// authorities that TLS uses. It also reads small files with a bound on their size and on the time, and replaces files.
+// Package reload keeps values that are made of files up to date: any value, by a [Watcher], and certificates, keys and authorities for TLS, by
+// [Certs]. It also reads small files with bounds on their size and on the time, and replaces files.
 //
-// A Watcher reads its files twice a second, and when it is told to, and puts a new value in force only if their content is valid: the
-// content is compared, so that it does not matter which file system they are on, and how a new content is put in place. It does not promise
-// to see every content that a file has had, nor that several files belong together: the reader must check that, and reject them.
+// A Watcher reads its files twice a second, and when Reload is called. It puts a new value into force only if the content is valid. It
+// compares contents, so that the kind of file system, and the way in which a file is replaced, do not matter. It may miss a content that a
+// file had for a short time. If several files must belong together, Parse must check that, and reject them otherwise.
 //
-// A file system may never answer, such as a mount whose server is gone, and a call that waits for it cannot be interrupted. One goroutine
-// of a Watcher at most waits for it, and nothing else does: the delay is reported, the value in force stays, and the files are read again
-// when the file system answers. Functions that have a time leave such a call behind.
+// A file system may never answer, such as a mount whose server is gone, and a call that waits for it cannot be interrupted. At most one
+// goroutine of a Watcher waits for it, and nothing else does. The Watcher reports the delay, the value in force stays, and the files are read
+// again when the file system answers. Functions with a timeout leave such a call in its goroutine.
 package reload
 
 import (
@@ -21,26 +21,24 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// Config says what files hold and who is told.
+// Config configures a Watcher.
 type Config[T any] struct {
-	// Parse makes a value of what the files hold, in their order. It may be called several times for one content, and must
+	// Parse makes a value of the contents of the files, in the order of their names. It may be called several times for one content, and must
 	// not keep it. Required.
 	Parse func(contents [][]byte) (T, error)
-	// Read returns the first limit bytes of a file. Nil stands for ReadPrefix. Another one may read what is no single file, such as all
-	// of a directory.
+	// Read returns the first limit bytes of a file. Nil stands for ReadPrefix. Another function may read something else than a single file,
+	// such as all files of a directory.
 	Read func(name string, limit int64) ([]byte, error)
-	// OnChange is called with the new value after it is in force, when the content of a file has changed. It is not called
-	// for what Open loads. May be nil.
+	// OnChange, if set, is called with a new value after it is in force. It is not called for the value that Open loads.
 	OnChange func(T)
-	// OnError is called when a file cannot be read (an error that wraps the operating system's, ErrNotRegular or
-	// ErrTimeout) or Parse rejects what the files hold, once for as long as they stay the same. The value in force
-	// stays. May be nil.
+	// OnError, if set, is called when a file cannot be read (an error that wraps the operating system's, ErrNotRegular or ErrTimeout), or when
+	// Parse rejects the contents. It is called once while the contents stay the same. The value in force stays.
 	OnError func(error)
-	// MaxSize bounds the bytes of each file: 0 stands for 1 MiB.
+	// MaxSize bounds the bytes of each file. 0 stands for 1 MiB.
 	MaxSize int64
 
-	poll    time.Duration // how often the files are read: 0 stands for 500 ms
-	timeout time.Duration // how long that may take before it is reported: 0 stands for Timeout
+	poll    time.Duration // time between two reads; 0 stands for 500 ms
+	timeout time.Duration // time after which a read is reported; 0 stands for Timeout
 }
 
 const (
@@ -48,15 +46,15 @@ const (
 	defaultSize = 1 << 20
 )
 
-// Watcher keeps a value up to date with files. A content is taken when two reads in a row have found it, so that a file that is just being
-// written, or was emptied for that, is not. One goroutine, which Close waits for, makes the calls of Config, one at a time; these must
-// therefore not call Close. Another reads the files, one read at a time: Close does not wait for a read that is in progress, which ends by
-// itself when the file system answers.
+// Watcher keeps a value up to date with files. It takes a content when two reads in a row have found it, so that it does not take a file that
+// is being written, or was emptied for that. One goroutine makes the calls of Config, one at a time, and Close waits for it; so these calls
+// must not call Close. Another goroutine reads the files, one read at a time. Close does not wait for a read in progress, which ends when the
+// file system answers.
 type Watcher[T any] struct {
 	files    []string
 	cfg      Config[T]
 	value    atomic.Pointer[T]
-	failed   atomic.Pointer[error] // why the files are not in force, nil when they are
+	failed   atomic.Pointer[error] // why the files are not in force; nil: they are
 	timeouts atomic.Uint64         // reads that took longer than Config.timeout
 
 	reload fifo.Signal // asks for a reload
@@ -64,29 +62,29 @@ type Watcher[T any] struct {
 	once   sync.Once // closes stop
 	work   sync.WaitGroup
 
-	// What follows is only touched by Open and then by the goroutine that makes the calls.
-	looks   chan look // holds the outcome of the read in progress
+	// The fields below are only for Open, and then for the goroutine that makes the calls.
+	looks   chan look // gets the result of the read in progress
 	busy    bool      // a read is in progress
-	late    bool      // and has timed out
-	taken   seen      // the content of the value
-	handled seen      // what was last taken or reported
-	last    seen      // what was found last
+	late    bool      // the read in progress has timed out
+	taken   seen      // the content of the value in force
+	handled seen      // the content that was last taken or reported
+	last    seen      // the content that the last read found
 }
 
-// look is the outcome of a read of the files.
+// look is the result of a read of the files.
 type look struct {
 	found    seen
 	contents [][]byte
 	err      error
 }
 
-// seen is what a look at the files found.
+// seen identifies what a read found.
 type seen struct {
-	sum  [sha256.Size]byte // of the contents
-	fail string            // why there are none
+	sum  [sha256.Size]byte // of the contents, if they could be read
+	fail string            // the text of the error
 }
 
-// Start loads files and keeps watching them until Close: it is Open and Watch.
+// Start loads files and watches them until Close: it is Open and Watch.
 func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	w, err := Open(files, cfg)
 	if err == nil {
@@ -95,8 +93,7 @@ func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	return w, err
 }
 
-// Open loads files, which are watched from Watch on. They must be right now; later they may be wrong, be replaced, disappear and come
-// back.
+// Open loads files. They must be valid now; while they are watched they may become invalid, be replaced, disappear and come back.
 func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	w := &Watcher[T]{files: files, cfg: cfg, looks: make(chan look, 1), reload: fifo.NewSignal(), stop: make(chan struct{})}
 	w.cfg.MaxSize, w.cfg.poll = cmp.Or(cfg.MaxSize, defaultSize), cmp.Or(cfg.poll, defaultPoll)
@@ -120,17 +117,16 @@ func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	return w, nil
 }
 
-// names are those of the files, for an error about all of them.
+// names returns the names of the files, for an error about all of them.
 func (w *Watcher[T]) names() string { return strings.Join(w.files, ", ") }
 
-// Watch has the files watched until Close. Of what has changed since they were loaded, it is told of too. It is called once, and not
-// after Close.
+// Watch watches the files until Close. OnChange is also called for a change since Open. Call Watch once, and not after Close.
 func (w *Watcher[T]) Watch() { w.work.Go(w.run) }
 
 // Current returns the value in force.
 func (w *Watcher[T]) Current() T { return *w.value.Load() }
 
-// Err returns why the files, as they are now, are not in force: what OnError was last told. It is nil when they are.
+// Err returns why the present files are not in force: the last error of OnError. It is nil if they are.
 func (w *Watcher[T]) Err() error {
 	if err := w.failed.Load(); err != nil {
 		return *err
@@ -138,14 +134,13 @@ func (w *Watcher[T]) Err() error {
 	return nil
 }
 
-// Timeouts returns how many reads have taken too long.
+// Timeouts returns how many reads have taken longer than the timeout.
 func (w *Watcher[T]) Timeouts() uint64 { return w.timeouts.Load() }
 
-// Reload looks at the files at once, without waiting for the next poll, and reports what is wrong with them even if that has been
-// reported. It does not wait for that to be done.
+// Reload has the files read at once. An error is reported even if it was reported before. Reload does not wait for the read.
 func (w *Watcher[T]) Reload() { w.reload.Set() }
 
-// Close ends the watch and waits until no call of Config is in progress. Current and Err keep their last values.
+// Close ends the watch, and waits until no call of Config is in progress. Current and Err keep their last values.
 func (w *Watcher[T]) Close() {
 	w.once.Do(func() { close(w.stop) })
 	w.work.Wait()
@@ -163,18 +158,18 @@ func (w *Watcher[T]) run() {
 		case <-w.reload:
 			w.look(true)
 		}
-		poll.Reset(w.cfg.poll) // two looks in a row are that far apart
+		poll.Reset(w.cfg.poll) // so that two reads in a row are that far apart
 	}
 }
 
-// look reads the files, unless a read is still in progress, and handles what is found.
+// look reads the files, unless a read is in progress, and handles the result.
 func (w *Watcher[T]) look(asked bool) {
 	patience := w.cfg.timeout
 	if !w.busy {
 		w.busy, w.late = true, false
 		go func() { w.looks <- w.read() }()
 	} else {
-		patience = 0 // it is late
+		patience = 0 // the read in progress is late already
 	}
 	select {
 	case <-w.stop:
@@ -192,7 +187,7 @@ func (w *Watcher[T]) look(asked bool) {
 	}
 }
 
-// fail reports why the files are not in force.
+// fail notes and reports why the files are not in force.
 func (w *Watcher[T]) fail(err error) {
 	w.failed.Store(&err)
 	if w.cfg.OnError != nil {
@@ -200,11 +195,11 @@ func (w *Watcher[T]) fail(err error) {
 	}
 }
 
-// handle acts on what was found when it is new, as everything is when it was asked for, and was found twice.
+// handle acts on the result of a read if it is new and was found twice. After Reload, every result is new.
 func (w *Watcher[T]) handle(l look, asked bool) {
 	before := w.last
 	if w.last = l.found; asked {
-		w.handled, before = seen{}, seen{} // the look before may have been a moment ago
+		w.handled, before = seen{}, seen{} // the last read may have been a moment ago
 	}
 	if l.found == w.handled || l.found != before {
 		return
