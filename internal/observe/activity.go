@@ -9,13 +9,13 @@ import (
 	"github.com/weirlimit/weir/limiter"
 )
 
-// HistoryStep is how long a step takes, and HistorySteps how many complete ones are remembered.
+// HistoryStep is the length of a step. HistorySteps is how many complete steps are kept.
 const (
 	HistoryStep  = 5 * time.Second
 	HistorySteps = 60
 )
 
-// StepCounts are decisions by their results, and errors.
+// StepCounts has the decisions of a step by result, and the errors.
 type StepCounts struct {
 	Allowed, Refused, Shadowed, FailedOpen, FailedClosed, Errors uint64
 	Banned                                                       uint64 // of Refused and Shadowed
@@ -41,37 +41,37 @@ func (c *StepCounts) since(before StepCounts) StepCounts {
 		c.FailedOpen - before.FailedOpen, c.FailedClosed - before.FailedClosed, c.Errors - before.Errors, c.Banned - before.Banned}
 }
 
-// Total is the number of decisions.
+// Total returns the number of decisions.
 func (c *StepCounts) Total() uint64 {
 	return c.Allowed + c.Refused + c.Shadowed + c.FailedOpen + c.FailedClosed
 }
 
-// PolicyHistory is what one policy did.
+// PolicyHistory is the history of one policy.
 type PolicyHistory struct {
-	Name string // as limiter.PolicyStats has it
-	// Steps are the present one, which is not complete, and then backwards; as many as there have been, at most HistorySteps+1.
+	Name string // in the form of limiter.PolicyStats
+	// Steps begin with the present step, which is not complete, and go back from there. There are at most HistorySteps+1.
 	Steps []StepCounts
 }
 
-// History is what a node's policies did. It is safe for concurrent use.
+// History is the history of a node's policies. It is safe for concurrent use.
 //
-// Steps of different nodes do not begin at the same time, and a step ends with the first Tick after HistoryStep.
+// The steps of different nodes begin at different times. A step ends with the first Tick after HistoryStep.
 type History struct {
 	source func() []limiter.PolicyStats
 
 	mu      sync.Mutex
 	started bool
-	began   int64                 // of the present step, Mono
-	last    map[string]StepCounts // at that time
+	began   int64                 // when the present step began, by Tick's clock
+	last    map[string]StepCounts // the counters at began
 	steps   []map[string]StepCounts
 }
 
-// NewHistory returns an empty History of the counters that source reads, which only ever grow.
+// NewHistory returns an empty History. source reads counters, which must never fall.
 func NewHistory(source func() []limiter.PolicyStats) *History {
 	return &History{source: source, last: make(map[string]StepCounts)}
 }
 
-// Tick ends the present step when it is over. It is to be called several times a second, with a time that does not go back.
+// Tick ends the present step if it is over. The caller must call it several times a second, with a clock that never runs backwards.
 func (h *History) Tick(mono int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -82,7 +82,7 @@ func (h *History) Tick(mono int64) {
 	if over < 1 {
 		return
 	}
-	// Where the process has stood still there are steps that nobody has ended. What was counted is taken for the last of them.
+	// If the process stood still for longer than a step, all counts go to the last of the steps that have passed.
 	ended := make([]map[string]StepCounts, min(over, HistorySteps))
 	ended[0] = h.presentLocked()
 	for name, c := range ended[0] {
@@ -97,7 +97,7 @@ func sum(a, b StepCounts) StepCounts {
 	return a
 }
 
-// presentLocked returns what was counted in the present step, of the policies that have counted anything.
+// presentLocked returns the counts of the present step, without policies that have counted nothing.
 func (h *History) presentLocked() map[string]StepCounts {
 	counts := make(map[string]StepCounts)
 	for _, s := range h.source() {
@@ -109,8 +109,8 @@ func (h *History) presentLocked() map[string]StepCounts {
 	return counts
 }
 
-// Read returns the policies that have counted anything in the time that is remembered, by name, and the age of the newest
-// complete step's end. now is the time as Tick is told it.
+// Read returns the policies that have counted anything in the steps that are kept, in order of name, and the time since the end of the newest
+// complete step. now is an instant of Tick's clock.
 func (h *History) Read(now int64) (policies []PolicyHistory, age time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

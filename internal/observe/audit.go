@@ -17,40 +17,41 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 )
 
-// The rate of lines about denied calls.
+// Bounds on lines about denied calls: perSecond, and burst at once.
 const (
 	perSecond = 10
 	burst     = 50
 )
 
-// AuditConfig says where an AuditLog goes.
+// AuditConfig configures an AuditLog.
 type AuditConfig struct {
-	// Name is the file, which is made when there is none and appended to, or AuditStderr.
+	// Name is the file, which is created if it does not exist and appended to, or AuditStderr.
 	Name   string
-	Stderr io.Writer // what is written to where Name is "stderr"
-	// Now tells the time of day. Required.
+	Stderr io.Writer // the destination if Name is AuditStderr
+	// Now returns the time of day. Required.
 	Now func() time.Time
-	// MaxQueued bounds the bytes of lines that wait for a destination that stalls. Required.
+	// MaxQueued bounds the bytes of lines that wait while the destination stalls. Required.
 	MaxQueued int
-	// OnError is called when a line cannot be written, for the first one since a line could. It must not call the AuditLog nor wait. Required.
+	// OnError is called if a line cannot be written, for the first one after a line that could. It must not call the AuditLog, and must not
+	// wait. Required.
 	OnError func(error)
 }
 
-// patience is how long who causes a line waits for it to be written, and how long Close waits for all of them.
+// patience is how long Record waits for its line to be written, and how long Close waits for all lines.
 const patience = time.Second
 
-// maxText bounds what a line repeats of what a caller has sent, in bytes: as much as a key may have.
+// maxText bounds the bytes of a caller's text in a line: the longest key has as many.
 const maxText = 1024
 
-// AuditStderr is the Name that stands for standard error.
+// AuditStderr is the Name for standard error.
 const AuditStderr = "stderr"
 
-// AuditLog is an audit log. Its methods are safe for concurrent use, and do nothing for a nil AuditLog: none is kept.
+// AuditLog is an audit log. Its methods are safe for concurrent use. Record, Reopen and Close do nothing for a nil *AuditLog.
 //
-// It has one line of JSON for each refund, reset, change of an override or of a gossip key, and denied call, in a file of its own or on
-// standard error. Denied calls are bounded in their rate, because strangers can make them; a line says how many were left out. The others
-// are all written, unless the destination stalls: then the first writer waits for a second at most, lines are queued up to
-// a bound, and beyond it dropped and counted. The file is not synced, and others may change it.
+// It has one line of JSON for each refund, reset, change of an override or of a gossip key, and denied call, in a file or on standard error.
+// The rate of lines about denied calls is bounded, because strangers can cause them; a line says how many were left out. All other lines are
+// written, unless the destination stalls: then the first Record waits for a second at most, and lines are queued up to MaxQueued; more are
+// dropped and counted. The file is not synced, and other programs may change it.
 type AuditLog struct {
 	cfg   AuditConfig
 	lines slog.Handler
@@ -59,11 +60,11 @@ type AuditLog struct {
 
 	mu      sync.Mutex
 	denied  *rate.Limiter
-	leftOut int // denied calls since the last line that says how many; above 0 only while flush is due
+	leftOut int // denied calls since the last line about them; above 0 only while a flush is due
 	closed  bool
 }
 
-// OpenAudit returns an AuditLog, whose file is there.
+// OpenAudit returns an AuditLog. Its file exists then.
 func OpenAudit(cfg AuditConfig) (*AuditLog, error) {
 	out := &output{cfg: cfg, to: cfg.Stderr}
 	if err := out.open(); err != nil {
@@ -79,16 +80,16 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// dropped writes how many lines there was no room for. The queue calls it.
+// dropped writes a line with the number of dropped lines. The queue calls it.
 func (l *AuditLog) dropped(lines uint64) {
 	l.write(slog.NewJSONHandler(l.queue, nil), "lines dropped", slog.Uint64("count", lines))
 }
 
-// Dropped returns how many lines could not be written, or found no room because the destination stalls.
+// Dropped returns how many lines could not be written, or were dropped because the destination stalled.
 func (l *AuditLog) Dropped() uint64 { return l.queue.Dropped() }
 
-// Reopen opens the file anew, after it has been moved away. When that fails, the file that is open stays in use. A file system that
-// does not answer within reload.Timeout is an error.
+// Reopen opens the file again, after it was moved. If that fails, the open file stays in use. It fails if the file system does not answer
+// within reload.Timeout.
 func (l *AuditLog) Reopen() error {
 	if l == nil {
 		return nil
@@ -96,7 +97,7 @@ func (l *AuditLog) Reopen() error {
 	return l.out.open()
 }
 
-// Close writes what is left to be said, waiting for a second at most, and closes the file. Events after it are dropped.
+// Close writes what is queued, waiting for a second at most, and closes the file. It drops later events.
 func (l *AuditLog) Close() error {
 	if l == nil {
 		return nil
@@ -112,7 +113,7 @@ func (l *AuditLog) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := l.queue.Close(ctx); err != nil {
-		return err // a write goes on that may never end
+		return err // a write is in progress that may never end
 	}
 	l.out.turn()
 	return l.out.close()
@@ -154,11 +155,11 @@ func (l *AuditLog) flushLocked() {
 func (l *AuditLog) write(to slog.Handler, message string, attrs ...slog.Attr) {
 	r := slog.NewRecord(l.cfg.Now(), slog.LevelInfo, message, 0)
 	r.AddAttrs(attrs...)
-	// The output reports errors itself, and the queue counts what it drops.
+	// output reports its errors itself, and the queue counts the lines that it drops.
 	_ = to.Handle(context.Background(), r)
 }
 
-// attributes are an event's fields that say something.
+// attributes returns the fields of an event that are not empty.
 func attributes(e *auth.Event) (attrs []slog.Attr) {
 	text := func(name, value string) {
 		if value != "" {
@@ -188,16 +189,16 @@ func attributes(e *auth.Event) (attrs []slog.Attr) {
 	return attrs
 }
 
-// output is the file, or standard error. One goroutine writes.
+// output is the file, or standard error. Only the goroutine of the queue writes.
 type output struct {
 	cfg    AuditConfig
 	to     io.Writer
-	file   *os.File                // that to is; nil: standard error
-	next   atomic.Pointer[os.File] // to be written from now on; nil: no other
-	failed bool                    // the last write
+	file   *os.File                // the file that to is; nil: standard error
+	next   atomic.Pointer[os.File] // the file to write to from now on; nil: no change
+	failed bool                    // the last write has failed
 }
 
-// open opens the file anew. A write to the one that is open, which may not end, is not waited for.
+// open opens the file again. It does not wait for a write to the old file, which may never end.
 func (o *output) open() error {
 	if o.cfg.Name == AuditStderr {
 		return nil
@@ -212,10 +213,10 @@ func (o *output) open() error {
 	return nil
 }
 
-// turn turns to the file that was opened last.
+// turn changes to the file that open opened last.
 func (o *output) turn() {
 	if next := o.next.Swap(nil); next != nil {
-		_ = o.close() // of the one before, which has all that was written to it
+		_ = o.close() // the old file, which has all lines that were written to it
 		o.to, o.file = next, next
 	}
 }

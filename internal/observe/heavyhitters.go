@@ -8,20 +8,20 @@ import (
 	"github.com/apache/datasketches-go/frequencies"
 )
 
-// window counts the keys of the last generations, in memory that is bounded however many different keys there are. It compares keys, so that
-// no two are ever taken for one another. [0] is the generation that is added to.
+// window counts the keys of the last generations in bounded memory, however many different keys there are. It compares keys, so it never takes
+// two for one. [0] is the present generation.
 //
-// The counts are those of the Misra-Gries summary as Apache DataSketches has it (D. Anderson et al., "A High-Performance
-// Algorithm for Identifying Frequent Items in Data Streams", IMC 2017): of every key the true count lies between the bounds
-// given, and these are at most 3.5/counters of the sum of all counts apart (of each generation). A key below that error may not be kept.
+// The counts are those of the Misra-Gries summary of Apache DataSketches (D. Anderson et al., "A High-Performance Algorithm for Identifying
+// Frequent Items in Data Streams", IMC 2017). The true count of every key lies between the bounds that count returns. In each generation these
+// differ by at most 3.5/counters of the sum of all counts. A key whose count is below that may be missing.
 type window [generations]*frequencies.ItemsSketch[id]
 
-// hasher places keys by a hash of this process's own, so that nobody outside can choose keys that share a place.
+// hasher places keys by a hash with a random seed, so that callers cannot choose keys that share a place.
 type hasher struct{ seed maphash.Seed }
 
 func (h hasher) Hash(k id) uint64 { return maphash.Comparable(h.seed, k) }
 
-// newWindow returns an empty window, which takes memory as keys come.
+// newWindow returns an empty window. It takes memory as keys come.
 func newWindow() (w window, err error) {
 	for i := range w {
 		w[i], err = frequencies.NewFrequencyItemsSketchWithMaxMapSize(counters, hasher{maphash.MakeSeed()}, nil)
@@ -32,19 +32,19 @@ func newWindow() (w window, err error) {
 	return w, nil
 }
 
-// add counts a key n times in the youngest generation.
+// add counts a key n times in the present generation.
 func (w *window) add(k id, n int64) {
-	if low, _ := w[0].GetLowerBound(k); low == 0 { // no key has an error
+	if low, _ := w[0].GetLowerBound(k); low == 0 { // GetLowerBound fails for no key
 		k = k.clone()
 	}
-	_ = w[0].UpdateMany(k, n) // fails for negative counts only
+	_ = w[0].UpdateMany(k, n) // fails only for negative counts
 }
 
-// turn begins a new generation, and forgets the oldest and gives its memory back.
+// turn begins a new generation, and empties the oldest one for it.
 func (w *window) turn() {
 	oldest := w[generations-1]
 	copy(w[1:], w[:])
-	_ = oldest.Reset() // fails for sizes that are not powers of two only
+	_ = oldest.Reset() // fails only for sizes that are not powers of two
 	w[0] = oldest
 }
 
@@ -57,7 +57,7 @@ func (w *window) count(k id) (low, high int64) {
 	return low, high
 }
 
-// keys returns the keys that are kept, in no order.
+// keys returns the keys that the window has, in no order.
 func (w *window) keys() iter.Seq[id] {
 	seen := make(map[id]struct{})
 	for _, s := range w {

@@ -11,49 +11,49 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// The errors of lines that are not written.
+// Errors of lines that are not written.
 var (
 	ErrFull   = errors.New("logqueue: the writer does not keep up: line dropped")
 	ErrClosed = errors.New("logqueue: closed")
 )
 
-// LogQueueConfig says how a LogQueue behaves. MaxBytes is required.
+// LogQueueConfig configures a LogQueue. MaxBytes is required.
 type LogQueueConfig struct {
-	// MaxBytes bounds the lines that wait, with the one that is being written.
+	// MaxBytes bounds the bytes of lines in the queue, including the line that is being written.
 	MaxBytes int
-	// Wait is how long WriteThrough waits for a line to be written, at most.
+	// Wait bounds how long WriteThrough waits for its line to be written.
 	Wait time.Duration
-	// OnDropped, when set, is told of lines that were dropped or could not be written, once the writer works again and nothing waits.
-	// It is called by the goroutine that writes: it may Write, and must not WriteThrough or Close.
+	// OnDropped, if set, is called with the number of lines that were dropped or could not be written, once the writer works again and the
+	// queue is empty. The queue's goroutine calls it: it may call Write, and must not call WriteThrough or Close.
 	OnDropped func(lines uint64)
 }
 
 // LogQueue is a bounded queue of lines before a writer. Its methods are safe for concurrent use.
 //
-// A writer that stalls (a pipe that nobody reads, a mount that does not answer) does not stall those who log: without room a line is dropped
-// and counted. What is queued when the process ends is lost, and the goroutine of a write that never returns is left behind.
+// A writer that stalls (a pipe without a reader, a mount that does not answer) does not stall the goroutines that log: a line without room is
+// dropped and counted. Lines in the queue are lost when the process ends. The goroutine of a write that never returns is never ended.
 type LogQueue struct {
 	w    io.Writer
 	cfg  LogQueueConfig
-	done chan struct{} // closed once the goroutine that writes has ended
+	done chan struct{} // closed once the queue's goroutine has ended
 
 	mu      sync.Mutex
-	changed *sync.Cond // there is something to do
+	changed *sync.Cond // run has something to do
 	lines   fifo.Queue[queued]
-	bytes   int // of lines, and of the one that is being written
+	bytes   int // of lines, and of the line that is being written
 	dropped uint64
-	told    uint64 // of dropped, those that OnDropped has been told of
-	stalled bool   // somebody has waited in vain, and nothing has been written since
+	told    uint64 // how many of dropped OnDropped was called for
+	stalled bool   // a WriteThrough has timed out, and no line was written since
 	closed  bool
 }
 
-// queued is a line, and what is closed once it has been written.
+// queued is a line, and a channel that is closed once the line is written.
 type queued struct {
 	text    []byte
 	written chan struct{}
 }
 
-// NewLogQueue returns a LogQueue that writes each line to w by one call of Write. Close ends it.
+// NewLogQueue returns a LogQueue that writes each line to w with one call of Write. The caller must call Close.
 func NewLogQueue(w io.Writer, cfg LogQueueConfig) *LogQueue {
 	q := &LogQueue{w: w, cfg: cfg, done: make(chan struct{})}
 	q.changed = sync.NewCond(&q.mu)
@@ -61,7 +61,7 @@ func NewLogQueue(w io.Writer, cfg LogQueueConfig) *LogQueue {
 	return q
 }
 
-// Write queues a line, which it copies. It never waits for the writer. The error is ErrFull or ErrClosed.
+// Write queues a copy of a line. It never waits for the writer. The error is ErrFull or ErrClosed.
 func (q *LogQueue) Write(line []byte) (int, error) {
 	if _, err := q.add(line); err != nil {
 		return 0, err
@@ -69,8 +69,8 @@ func (q *LogQueue) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// WriteThrough queues a line and waits until it has been written, LogQueueConfig.Wait at most. While the writer is stalled it waits no
-// longer: of several that log one after the other only the first one waits.
+// WriteThrough queues a line and waits until it is written, LogQueueConfig.Wait at most. While the writer is stalled it does not wait: of
+// several calls one after the other, only the first waits.
 func (q *LogQueue) WriteThrough(line []byte) (int, error) {
 	written, err := q.add(line)
 	if err != nil {
@@ -93,7 +93,7 @@ func (q *LogQueue) WriteThrough(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// add queues a line, and returns what is closed once it has been written; nil while the writer is stalled.
+// add queues a line, and returns the channel that is closed once the line is written; nil: the writer is stalled.
 func (q *LogQueue) add(line []byte) (written chan struct{}, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -139,7 +139,7 @@ func (q *LogQueue) run() {
 	}
 }
 
-// write writes a line, for a holder of mu, who lets go of it meanwhile.
+// write writes a line. The caller must hold mu, which write releases meanwhile.
 func (q *LogQueue) write(l queued) {
 	q.mu.Unlock()
 	_, err := q.w.Write(l.text)
@@ -148,7 +148,7 @@ func (q *LogQueue) write(l queued) {
 	q.stalled = false
 	if err != nil {
 		q.dropped++
-		q.told++ // whoever is told would write another one that fails
+		q.told++ // a line about it would fail as well
 	}
 	close(l.written)
 }
@@ -160,7 +160,7 @@ func (q *LogQueue) Dropped() uint64 {
 	return q.dropped
 }
 
-// Close takes no more lines and waits until those that are queued have been written, or ctx is done, whose error it returns then.
+// Close accepts no more lines, and waits until the queue is empty. If ctx is done before, it returns ctx's error.
 func (q *LogQueue) Close(ctx context.Context) error {
 	q.mu.Lock()
 	q.closed = true

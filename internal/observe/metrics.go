@@ -1,9 +1,9 @@
-// Package observe tells what a node does: Prometheus metrics, OpenTelemetry spans, the history and the top keys of what it decided, and the
-// audit log. Its memory is bounded, and neither a scraper nor a collector that stalls slows a decision. A key is never a label or an
-// attribute of a span.
+// Package observe shows what a node does: Prometheus metrics, OpenTelemetry spans, the history and the top keys of its decisions, and the
+// audit log. Its memory is bounded, and a scraper or collector that stalls does not slow decisions. A key is never a label or an attribute of
+// a span.
 //
-// It does not promise that scrapers that come less than once a minute see every peak, that every span arrives, that a top key is found, or that
-// a line of the audit log outlives the machine.
+// A scraper that comes less than once a minute may miss peaks, spans and top keys may be missing, and a line of the audit log may be lost with
+// the machine.
 package observe
 
 import (
@@ -22,49 +22,48 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// MetricsConfig says where the figures come from. All fields but LogsDropped and Collectors are required.
+// MetricsConfig has the sources of the metrics. All fields but LogsDropped and Collectors are required.
 type MetricsConfig struct {
 	Limiter *limiter.Limiter
-	View    func() *cluster.View // nil View: a node without a cluster
+	View    func() *cluster.View // returns nil for a node without gossip
 	Ready   func() bool
-	// Ownership returns what the node holds, and false when that cannot be told any more; Happened what has happened with
-	// partitions.
+	// Ownership returns what the node holds; it returns false once the runner is closed. Happened returns the events of partitions so far.
 	Ownership func() (runner.Status, bool)
 	Happened  func() runner.Stats
-	// LogsDropped return how many lines of a log have been dropped, by the log's name.
+	// LogsDropped has, by name of a log, a function that returns how many lines it has dropped.
 	LogsDropped map[string]func() uint64
 	// Files returns the files that the node follows.
 	Files   func() []WatchedFile
 	Version string
 	Logger  *slog.Logger
-	// Collectors are shown too.
+	// Collectors are shown on the page as well.
 	Collectors []prometheus.Collector
 }
 
-// WatchedFile is one file, or several that belong together, that a node reads again when they change.
+// WatchedFile is one file, or several that belong together, that the node reads again when they change.
 type WatchedFile struct {
 	Name     string // policies, envoy_configuration, access, certificates, peer_certificates or gossip_keys
-	Valid    bool   // it is in force as it is now
+	Valid    bool   // the present content is in force
 	Timeouts uint64 // reads of it that took too long
 }
 
 // Metrics is a node's metrics page. It is safe for concurrent use.
 //
-// Its own are only the durations and errors of calls, and the reloads: a scrape reads the others where they are kept, so that a decision never
-// looks up a label. Limits that callers send along share one label. weir_current_window_count and weir_window_utilization are since
-// the scraper's own last scrape, and scrapers behind one address and of one kind are taken for one.
+// It counts only the durations and errors of calls, and reloads. A scrape reads all other numbers where they are kept, so that no decision
+// looks up a label. All inline limits share one label. weir_current_window_count and weir_window_utilization are peaks since the scraper's own
+// last scrape; scrapers with the same address and user agent count as one.
 type Metrics struct {
 	cfg     MetricsConfig
-	node    *prometheus.Registry // of what is the node's, and not the process's
+	node    *prometheus.Registry // metrics of the node, without those of the process
 	peaks   peaks
 	calls   calls
 	reloads *prometheus.CounterVec
 }
 
-// alerted are events that have a line before they first happen, so that an alert on their rise sees the first one too.
+// alerted are the events that are shown as 0 before they first happen, so that an alert on a rise sees the first one.
 var alerted = []string{"claimed", "took over", "handed over", "merged", "strict keys start full"}
 
-// NewMetrics returns a node's metrics.
+// NewMetrics returns the metrics of a node.
 func NewMetrics(cfg MetricsConfig) *Metrics {
 	m := &Metrics{
 		cfg:   cfg,
@@ -82,14 +81,14 @@ func NewMetrics(cfg MetricsConfig) *Metrics {
 	return m
 }
 
-// Register shows what is the node's, and not the process's, in a registry of somebody else's until end is called: that is one scraper. The
-// error is the registry's.
+// Register registers the metrics of the node, without those of the process, in another registry until end is called. The registry counts as
+// one scraper. The error is the registry's.
 func (m *Metrics) Register(to prometheus.Registerer) (end func(), err error) {
 	own := m.pageFor("")
 	return func() { to.Unregister(own) }, to.Register(own)
 }
 
-// pageFor is what is the node's, as one scraper sees it.
+// pageFor returns the metrics of the node for one scraper.
 func (m *Metrics) pageFor(scraper string) *prometheus.Registry {
 	page := prometheus.NewRegistry()
 	page.MustRegister(m.node, Reading(func(to Lines) { m.read(to, scraper) }))
@@ -106,7 +105,7 @@ func (m *Metrics) Handler() http.Handler {
 	})
 }
 
-// Reloaded notes that the policy file changed, and whether it was taken.
+// Reloaded counts a change of the policy file; taken: it is in force.
 func (m *Metrics) Reloaded(taken bool) { m.reloads.WithLabelValues(resultOf(taken)).Inc() }
 
 func resultOf(taken bool) string {
@@ -116,16 +115,16 @@ func resultOf(taken bool) string {
 	return "rejected"
 }
 
-// Reading is a collector of what it reads at each scrape.
+// Reading is a collector that calls the function at each scrape.
 type Reading func(to Lines)
 
-// Describe implements prometheus.Collector. Which lines there will be is not known before.
+// Describe implements prometheus.Collector. The metrics are not known before a scrape.
 func (Reading) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (r Reading) Collect(ch chan<- prometheus.Metric) { r(Lines(ch)) }
 
-// Lines takes the lines of a page.
+// Lines gets the metrics of a scrape.
 type Lines chan<- prometheus.Metric
 
 func (l Lines) of(kind prometheus.ValueType, name, help string, labels []string) func(v float64, values ...string) {
@@ -136,7 +135,7 @@ func (l Lines) of(kind prometheus.ValueType, name, help string, labels []string)
 // Gauge sends a gauge without labels.
 func (l Lines) Gauge(name, help string, v float64) { l.Gauges(name, help)(v) }
 
-// Gauges returns what sends the gauges of a name, each with the values of its labels.
+// Gauges returns a function that sends a gauge of this name, with the values of its labels.
 func (l Lines) Gauges(name, help string, labels ...string) func(v float64, values ...string) {
 	return l.of(prometheus.GaugeValue, name, help, labels)
 }
@@ -144,13 +143,13 @@ func (l Lines) Gauges(name, help string, labels ...string) func(v float64, value
 // Counter sends a counter without labels.
 func (l Lines) Counter(name, help string, v uint64) { l.Counters(name, help)(v) }
 
-// Counters returns what sends the counters of a name, each with the values of its labels.
+// Counters returns a function that sends a counter of this name, with the values of its labels.
 func (l Lines) Counters(name, help string, labels ...string) func(v uint64, values ...string) {
 	send := l.of(prometheus.CounterValue, name, help, labels)
 	return func(v uint64, values ...string) { send(float64(v), values...) }
 }
 
-// read reads the page.
+// read sends all metrics of the page but those of calls and reloads.
 func (m *Metrics) read(to Lines, scraper string) {
 	m.readDecisions(to, scraper)
 	m.readStore(to)
@@ -180,7 +179,7 @@ func (m *Metrics) read(to Lines, scraper string) {
 	m.readOwnership(to)
 }
 
-// readDecisions reads what was decided by each policy.
+// readDecisions sends the decisions of each policy.
 func (m *Metrics) readDecisions(to Lines, scraper string) {
 	requests := to.Counters("weir_requests_total", "Checks decided here or by on_error.", "policy", "result")
 	candidates := to.Counters("weir_candidate_total", "Checks that a candidate has decided.", "policy", "result")
@@ -214,7 +213,7 @@ func (m *Metrics) readDecisions(to Lines, scraper string) {
 	}
 }
 
-// readStore reads what the store holds, in all and by share.
+// readStore sends the numbers of the store, in total and by share.
 func (m *Metrics) readStore(to Lines) {
 	st := m.cfg.Limiter.Store()
 	to.Gauge("weir_keys", "Keys with live state on this node.", float64(st.Keys))
@@ -241,14 +240,14 @@ func (m *Metrics) readStore(to Lines) {
 	})
 }
 
-// readFiles reads which policies are in force, and whether files that are read again are valid.
+// readFiles sends which policies are in force, and whether the followed files are valid.
 func (m *Metrics) readFiles(to Lines) {
 	set := m.cfg.Limiter.Policies()
 	to.Gauge("weir_policies", "Policies in force.", float64(len(set.Policies())))
 	to.Gauges("weir_policies_info", "Always 1; the hash of the policies in force.", "hash")(1, set.Hash())
 	timeouts := to.Counters("weir_file_read_timeouts_total", "Reads that the file system did not answer.", "file")
 	secure := to.Gauges("weir_security_file_valid", "0 while such a file is not in force as it is.", "file")
-	policiesValid := true // without a file, too
+	policiesValid := true // also without a policy file
 	for _, file := range m.cfg.Files() {
 		timeouts(file.Timeouts, file.Name)
 		switch file.Name {
@@ -263,7 +262,7 @@ func (m *Metrics) readFiles(to Lines) {
 	to.Gauge("weir_policies_file_valid", "0 while the policy file is not in force as it is.", Truth(policiesValid))
 }
 
-// readOwnership reads what becomes of partitions on this node.
+// readOwnership sends the events and states of partitions on this node.
 func (m *Metrics) readOwnership(to Lines) {
 	happened := m.cfg.Happened()
 	events := to.Counters("weir_ownership_events_total", "What has happened with partitions, by event.", "event")
@@ -291,10 +290,10 @@ func (m *Metrics) readOwnership(to Lines) {
 	}
 }
 
-// maxListed is how many namespaces, and how many callers, have lines of their own: callers can make up namespaces.
+// maxListed bounds the namespaces, and the callers, with lines of their own, because callers can make up namespaces.
 const maxListed = 20
 
-// eachShare calls do for what each policy has in the store, and the largest namespaces and callers, and once for the rest of each.
+// eachShare calls do for each policy's share of the store, for the largest namespaces and callers, and once for the rest of each.
 func (m *Metrics) eachShare(do func(kind, name string, s store.Share)) {
 	policies, namespaces, callers := m.cfg.Limiter.Shares()
 	for _, s := range policies {
@@ -321,7 +320,7 @@ func (m *Metrics) eachShare(do func(kind, name string, s store.Share)) {
 	}
 }
 
-// readMembers reads what is known of the cluster.
+// readMembers sends the numbers of the cluster.
 func (m *Metrics) readMembers(to Lines, v *cluster.View) {
 	if v == nil {
 		return
@@ -351,7 +350,7 @@ func (m *Metrics) readMembers(to Lines, v *cluster.View) {
 	to.Gauge("weir_partitions_owned", "Partitions that the ring gives to this node.", float64(owned))
 }
 
-// Truth is 1 for what is so.
+// Truth returns 1 for true and 0 for false.
 func Truth(b bool) float64 {
 	if b {
 		return 1

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// calls are the figures of callers' calls, by protocol.
+// calls has the metrics of callers' calls, by protocol.
 type calls struct {
 	durations                *prometheus.HistogramVec
 	errors                   *prometheus.CounterVec
@@ -33,17 +33,18 @@ func newCalls() calls {
 	}
 	of := d.durations.WithLabelValues
 	d.http, d.grpc, d.stream, d.resp = of("http"), of("grpc"), of("stream"), of("resp")
-	d.errors.WithLabelValues("http", strconv.Itoa(http.StatusBadRequest)) // so that there is a line before the first
+	d.errors.WithLabelValues("http", strconv.Itoa(http.StatusBadRequest)) // shown as 0 before the first error
 	d.errors.WithLabelValues("grpc", "InvalidArgument")
 	return d
 }
 
-// Problem notes that the HTTP API answered with an error of the given status.
+// Problem counts an error of the HTTP API by status.
 func (m *Metrics) Problem(status int) {
 	m.calls.errors.WithLabelValues("http", strconv.Itoa(status)).Inc()
 }
 
-// HTTP returns a handler that notes how long calls of the API take; what is not a POST is for operators.
+// HTTP returns a handler that measures requests of method POST. Other methods are those of operators, and of most requests for
+// /v1/forward-auth.
 func (m *Metrics) HTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
@@ -56,7 +57,7 @@ func (m *Metrics) HTTP(next http.Handler) http.Handler {
 	})
 }
 
-// Streamed notes how long a request of a CheckStream took, and the error that it got, if any.
+// Streamed measures a request of a CheckStream, and counts its error, if any.
 func (m *Metrics) Streamed(took time.Duration, failed codes.Code) {
 	m.calls.stream.Observe(took.Seconds())
 	if failed != codes.OK {
@@ -64,13 +65,13 @@ func (m *Metrics) Streamed(took time.Duration, failed codes.Code) {
 	}
 }
 
-// RESP notes how long it took to decide commands of the Redis protocol that came together.
+// RESP measures the decision of commands of the Redis protocol that came together.
 func (m *Metrics) RESP(took time.Duration) { m.calls.resp.Observe(took.Seconds()) }
 
-// RESPFailed notes that a command of the Redis protocol was answered with an error, by its first word.
+// RESPFailed counts a command of the Redis protocol that was answered with an error, by the error's first word.
 func (m *Metrics) RESPFailed(code string) { m.calls.errors.WithLabelValues("resp", code).Inc() }
 
-// GRPC notes how long a unary call took, and its error, if it is a caller's.
+// GRPC measures a unary call and counts its error, if the method is one of callers.
 func (m *Metrics) GRPC(method string, took time.Duration, err error) {
 	if !strings.HasPrefix(method, "/weir.v1.Limiter/") && !strings.HasPrefix(method, "/envoy.service.ratelimit.v3.") || method == "/weir.v1.Limiter/Status" {
 		return
@@ -81,19 +82,19 @@ func (m *Metrics) GRPC(method string, took time.Duration, err error) {
 	}
 }
 
-// Hops counts messages to other nodes. It is among MetricsConfig.Collectors, and safe for concurrent use.
+// Hops measures messages to other nodes. It is a collector for MetricsConfig.Collectors, and is safe for concurrent use.
 type Hops struct {
 	prometheus.Collector
 	answered, lost hop
 }
 
-// hop is what is counted of them.
+// hop has the metrics of messages with one outcome.
 type hop struct {
 	took  prometheus.Observer
 	items prometheus.Counter
 }
 
-// NewHops returns counters at zero.
+// NewHops returns Hops.
 func NewHops() *Hops {
 	registry := prometheus.NewRegistry()
 	forward := promauto.With(registry).NewHistogramVec(prometheus.HistogramOpts{
@@ -112,7 +113,7 @@ func NewHops() *Hops {
 	}
 }
 
-// Forwarded notes how long a message with so many operations to a peer took.
+// Forwarded measures a message with items operations to a peer.
 func (h *Hops) Forwarded(took time.Duration, items int, answered bool) {
 	of := h.lost
 	if answered {

@@ -8,22 +8,21 @@ import (
 	"github.com/weirlimit/weir/limiter"
 )
 
-// maxScrapers bounds how many scrapers are told apart. One that comes on top takes the place of the one that has not come
-// for the longest time.
+// maxScrapers bounds the scrapers that are told apart. A new one beyond that replaces the one whose last scrape is the oldest.
 const maxScrapers = 16
 
-// peaks gives every scraper the fullest key since its own last scrape, so that two Prometheus servers, or somebody who
-// looks at the page in between, do not take the peaks away from each other. Its methods are safe for concurrent use.
+// peaks gives every scraper the peaks since its own last scrape, so that two Prometheus servers, or a person who looks at the page, do not
+// take them from each other. Its methods are safe for concurrent use.
 type peaks struct {
 	mu       sync.Mutex
 	scrapers map[string]*scraper
 	scrapes  uint64
 }
 
-// scraper is one who reads the page.
+// scraper is the state of one scraper.
 type scraper struct {
 	last uint64          // the number of its last scrape
-	owed map[string]peak // by policy: read for others since then
+	owed map[string]peak // by policy: peaks that other scrapers have read since
 }
 
 type peak struct {
@@ -33,7 +32,7 @@ type peak struct {
 
 func (p peak) or(q peak) peak { return peak{max(p.count, q.count), max(p.utilization, q.utilization)} }
 
-// read reads the counters for a scraper. A new one gets the peaks since the last scrape by anybody.
+// read reads the counters for a scraper. A new scraper gets the peaks since the last scrape of any scraper.
 func (p *peaks) read(from string, read func() []limiter.PolicyStats) []limiter.PolicyStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,7 +58,7 @@ func (p *peaks) read(from string, read func() []limiter.PolicyStats) []limiter.P
 	return stats
 }
 
-// admit makes room for a scraper that is not known.
+// admit adds a new scraper, in place of the oldest one if there are maxScrapers.
 func (p *peaks) admit(from string) *scraper {
 	if p.scrapers == nil {
 		p.scrapers = make(map[string]*scraper)
@@ -78,10 +77,10 @@ func (p *peaks) admit(from string) *scraper {
 	return s
 }
 
-// maxAgent bounds how much of a scraper's own words is kept.
+// maxAgent bounds the bytes of a User-Agent that are kept.
 const maxAgent = 64
 
-// scraperOf tells scrapers apart, by host and program.
+// scraperOf returns a name for a scraper: its host and its user agent.
 func scraperOf(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {

@@ -7,15 +7,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// Security counts who was denied or rejected and which files were taken, and shows when certificates expire. It is a collector, for
-// MetricsConfig.Collectors, and safe for concurrent use.
+// Security counts denied and rejected connections and requests, and reloads of security files, and shows when certificates expire. It is a
+// collector for MetricsConfig.Collectors, and is safe for concurrent use.
 type Security struct {
 	prometheus.Collector
 	denied, reloads, panics *prometheus.CounterVec
 }
 
-// NewSecurity returns a Security. expiries tells when the certificates in force expire, by their use; it is asked at each
-// scrape.
+// NewSecurity returns a Security. Each scrape calls expiries, which returns when the certificates in force expire, by use.
 func NewSecurity(expiries func() map[string]time.Time) *Security {
 	registry := prometheus.NewRegistry()
 	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -45,12 +44,12 @@ func (s *Security) Panicked(listener string) { s.panics.WithLabelValues(listener
 // Denied counts a connection or a request that was denied or rejected.
 func (s *Security) Denied(listener, reason string) { s.denied.WithLabelValues(listener, reason).Inc() }
 
-// Reloaded notes that files changed, and whether they were taken.
+// Reloaded counts a change of files; taken: they are in force.
 func (s *Security) Reloaded(file string, taken bool) {
 	s.reloads.WithLabelValues(file, resultOf(taken)).Inc()
 }
 
-// Watching has the counters of a file shown from the start, as zeros.
+// Watching has the counters of a file shown as 0 from the start.
 func (s *Security) Watching(file string) {
 	s.reloads.WithLabelValues(file, "taken")
 	s.reloads.WithLabelValues(file, "rejected")

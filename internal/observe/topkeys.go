@@ -15,20 +15,20 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// TopWindow is how long a decision is remembered, and up to generation less.
+// TopWindow is how long a decision is counted, or up to generation less.
 const (
 	TopWindow   = generations * generation
 	generations = 6
 	generation  = 10 * time.Second
 )
 
-// counters is the size of each sketch: a key is found that has 0.7 % of a generation's decisions (or refusals).
+// counters is the size of each sketch: it finds a key that has 0.7 % of a generation's decisions (or refusals).
 const counters = 512
 
-// Of maxStates keys it is known how full they are. When there are more, keepFullest stay. A busy key is back with its next decision.
+// The states of maxStates keys are kept. When there are more, the keepFullest fullest stay; the next decision on a busy key brings it back.
 const maxStates, keepFullest = 1024, 640
 
-// fullness is how full a key is: 0 to 1, and more where a limit was lowered.
+// fullness returns the used share of a limit: 0 to 1, or more if the limit was lowered.
 func fullness(used, limit int64) float64 {
 	if limit <= 0 {
 		return 0
@@ -40,33 +40,31 @@ type id struct{ scope, key string }
 
 func (k id) clone() id { return id{strings.Clone(k.scope), strings.Clone(k.key)} }
 
-// state is what a key's last sample said of its state.
+// state is the state of a key in its last sample.
 type state struct {
 	algorithm   algo.Algorithm
 	window      time.Duration
 	limit, used int64
-	turn        int // when it was seen
+	turn        int // TopKeys.turns at the last sample
 }
 
-// TopKeys records decisions. It is safe for concurrent use.
+// TopKeys counts decisions by key. It is safe for concurrent use.
 //
-// It is fed with a sample of a limiter's decisions and forgets them after about a minute. Its counts are estimates, for
-// two reasons: heavy hitters are counted within bounds (see window), which a row tells, and where a node decides more
-// than 10,000 checks a second each decision that is recorded stands for several, which adds an error of about √(n·w) to a count
-// of n where it stands for w.
+// It gets a sample of a limiter's decisions, and forgets them after about a minute. Its counts are estimates, for two reasons. Heavy hitters
+// are counted within bounds (see window), which a row has. And if a node decides more than 10,000 checks a second, each recorded decision
+// stands for w decisions, which adds an error of about √(n·w) to a count of n.
 //
-// It does not promise that a key with less than 1 % of a node's decisions is found at all where there are thousands
-// of them; that a key that is full and is hardly asked about is seen by a busy node; or anything about what clients refuse
-// from memory. Admissions from loans count when borrowers report them.
+// It may miss a key with less than 1 % of a node's decisions if there are thousands of keys, and a full key that is hardly asked about on a
+// busy node. It does not count refusals by clients from memory. Admissions from loans are counted when borrowers report them.
 type TopKeys struct {
 	mu      sync.Mutex
 	all     window
 	refused window
 	states  map[id]*state
 	started bool
-	first   int64 // when the first generation began, Mono
-	began   int64 // when the present one did
-	turns   int   // how many there have been
+	first   int64 // when the first generation began, by Tick's clock
+	began   int64 // when the present generation began
+	turns   int   // how many generations have ended
 }
 
 var _ limiter.Recorder = (*TopKeys)(nil)
@@ -108,7 +106,7 @@ func (r *TopKeys) Record(s *limiter.Sample) {
 	}
 }
 
-// dropStates makes room for others.
+// dropStates drops all states but the keepFullest fullest.
 func (r *TopKeys) dropStates() {
 	full := func(k id) float64 { return fullness(r.states[k].used, r.states[k].limit) }
 	all := slices.SortedFunc(maps.Keys(r.states), func(a, b id) int { return cmp.Compare(full(b), full(a)) })
@@ -117,7 +115,7 @@ func (r *TopKeys) dropStates() {
 	}
 }
 
-// Tick implements limiter.Recorder: it forgets what is too old.
+// Tick implements limiter.Recorder. It forgets old decisions.
 func (r *TopKeys) Tick(mono int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,7 +123,7 @@ func (r *TopKeys) Tick(mono int64) {
 		r.started, r.first, r.began = true, mono, mono
 	}
 	if mono-r.began >= int64(2*TopWindow) {
-		r.began = mono - int64(TopWindow) // the clock has stood still for us: forget what was before in a few turns
+		r.began = mono - int64(TopWindow) // the process stood still: a few turns forget all before
 	}
 	for ; mono-r.began >= int64(generation); r.began += int64(generation) {
 		r.turns++
@@ -135,8 +133,8 @@ func (r *TopKeys) Tick(mono int64) {
 	}
 }
 
-// Top returns the n first keys by each of the orders, in no order and each key once, of those whose scope is wanted (nil: all), and for how
-// long their decisions have been counted. now is the time as Tick is told it.
+// Top returns the first n keys by each of the orders, each key once, in no order, for how long their decisions have been counted. It leaves
+// out keys for whose scope wanted returns false (nil: none). now is an instant of Tick's clock.
 func (r *TopKeys) Top(now int64, n int, wanted func(scope string) bool, orders ...weirv1.KeyOrder) (rows []*peerv1.KeyActivity, since time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -156,7 +154,7 @@ func (r *TopKeys) Top(now int64, n int, wanted func(scope string) bool, orders .
 	return rows, since
 }
 
-// rows are what is known of the keys that are kept for an order.
+// rows returns the rows of the keys that are candidates for an order.
 func (r *TopKeys) rows(by weirv1.KeyOrder, wanted func(scope string) bool) (rows []*peerv1.KeyActivity) {
 	var keys iter.Seq[id]
 	switch by {
@@ -175,8 +173,8 @@ func (r *TopKeys) rows(by weirv1.KeyOrder, wanted func(scope string) bool) (rows
 	return rows
 }
 
-// row is what is known of a key. Its counts are estimates of the numbers since the window's beginning; the true ones are at most the error
-// away, but for the error of sampling. Its limit is the one that left least room when the key was last seen, 0 when that is not known.
+// row returns the row of a key. Its counts are estimates for the time of the window, and the true ones differ by at most the error, apart from
+// the error of sampling. Its limit is the one with the least room in the key's last sample; 0: not known.
 func (r *TopKeys) row(k id) *peerv1.KeyActivity {
 	row := &peerv1.KeyActivity{Scope: k.scope, Key: k.key}
 	row.Decisions, row.DecisionsError = estimate(&r.all, k)
@@ -191,12 +189,12 @@ func (r *TopKeys) row(k id) *peerv1.KeyActivity {
 func estimate(w *window, k id) (n, within int64) {
 	low, high := w.count(k)
 	if low == 0 {
-		return 0, high // it is not kept, and may never have been there
+		return 0, high // the window does not have the key, which may never have been counted
 	}
 	return high, high - low
 }
 
-// SortRows puts rows in order, the first first. Keys that are equal in what they are ranked by are ranked by the rest.
+// SortRows sorts rows by an order. The other orders decide between equal rows.
 func SortRows(rows []*peerv1.KeyActivity, by weirv1.KeyOrder) {
 	slices.SortFunc(rows, func(a, b *peerv1.KeyActivity) int {
 		busier, refused := cmp.Compare(b.Decisions, a.Decisions), cmp.Compare(b.Refused, a.Refused)
@@ -212,8 +210,8 @@ func SortRows(rows []*peerv1.KeyActivity, by weirv1.KeyOrder) {
 	})
 }
 
-// MergeRows adds up what several nodes know of their keys. Of a key that several have seen, the limit is of the one that has counted
-// most decisions with a limit. The rows are the result's from then on.
+// MergeRows sums the rows of several nodes. If several nodes have seen a key, its limit is that of the node with the most decisions of it. The
+// rows belong to the result then.
 func MergeRows(lists ...[]*peerv1.KeyActivity) []*peerv1.KeyActivity {
 	at := make(map[id]int)
 	seen := make(map[id]int64)

@@ -29,23 +29,23 @@ import (
 	"github.com/weirlimit/weir/limiter"
 )
 
-// TracingConfig says what is traced and where it goes.
+// TracingConfig configures a Tracer.
 type TracingConfig struct {
 	// Endpoint is the collector's address for OTLP over gRPC: http://HOST:PORT in plain text, https://HOST:PORT with TLS.
 	Endpoint string
-	// Sample is the share of calls without a trace context that are traced, 0 to 1. Callers' own choices are followed.
+	// Sample is the share, 0 to 1, of calls without a trace context that are traced.
 	Sample float64
-	// CallerRate is how many calls a second are traced at most because their callers say so, of all callers together; 0 for
-	// none, whatever they say. A second's worth of them may come at once.
+	// CallerRate bounds how many calls a second are traced because their callers ask for it, of all callers together; 0: none. As many as a
+	// second's may come at once.
 	CallerRate float64
 	// Node and Version describe this process.
 	Node, Version string
 	Logger        *slog.Logger
-	// Exporter takes the place of the one for Endpoint, when not nil.
+	// Exporter, if set, replaces the exporter to Endpoint.
 	Exporter sdktrace.SpanExporter
 }
 
-// maxCalls bounds the traced calls in flight. Those on top are not traced.
+// maxCalls bounds the traced calls in progress. Further calls are not traced.
 const maxCalls = 1000
 
 // maxCallerRate is the largest TracingConfig.CallerRate.
@@ -56,12 +56,12 @@ const exportTimeout = 5 * time.Second
 
 // Tracer makes spans. Its methods are safe for concurrent use.
 //
-// Spans are of the call at the node that was asked, of the forward to another node, and of the decision there. A span says policy, result,
-// partition and term.
+// Spans are made for the call at the node that was asked, for the forward to another node, and for the decision there. A span has policy,
+// result, partition and term.
 //
-// A call is traced when its caller says so (W3C Trace Context, with the sampled flag), up to a rate, or by chance. One that is not costs a
-// look at its headers. What a trace may hold on to is bounded: by calls in flight, spans of a call, and spans that wait
-// for the collector; beyond that spans are dropped, never calls. It passes no trace state or baggage on.
+// A call is traced if its caller asks for it (W3C Trace Context, with the sampled flag), up to CallerRate, or at random (Sample). A call that
+// is not traced costs a look at its headers. The number of calls in progress, of attributes of a span, and of spans that wait for the
+// collector is bounded. Beyond the bounds spans are dropped, never calls. The Tracer passes no trace state or baggage on.
 type Tracer struct {
 	sample   float64
 	asked    *rate.Limiter // for calls whose callers ask for a trace
@@ -72,16 +72,16 @@ type Tracer struct {
 
 var _ limiter.Tracer = (*Tracer)(nil)
 
-// Check says what is wrong with the endpoint, the share or the rate.
+// Check returns what is wrong with the endpoint, the share or the rate.
 func (c *TracingConfig) Check() error {
-	u, err := url.Parse(c.Endpoint) // whose text is not repeated: it may hold a password
+	u, err := url.Parse(c.Endpoint) // the error does not have its text, which may hold a password
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil {
 		return errors.New("otlp-endpoint: is not http://HOST:PORT or https://HOST:PORT of a collector")
 	}
 	return c.CheckRates()
 }
 
-// CheckRates says what is wrong with the share or the rate, which may be given without an endpoint.
+// CheckRates returns what is wrong with the share or the rate, which may be given without an endpoint.
 func (c *TracingConfig) CheckRates() error {
 	if !(c.Sample >= 0 && c.Sample <= 1) {
 		return fmt.Errorf("trace-sample: %v is not a share from 0 to 1", c.Sample)
@@ -92,7 +92,7 @@ func (c *TracingConfig) CheckRates() error {
 	return nil
 }
 
-// NewTracer returns a Tracer. The collector need not be there yet.
+// NewTracer returns a Tracer. The collector need not be running yet.
 func NewTracer(cfg TracingConfig) (*Tracer, error) {
 	exporter := cfg.Exporter
 	if exporter == nil {
@@ -100,7 +100,7 @@ func NewTracer(cfg TracingConfig) (*Tracer, error) {
 			return nil, err
 		}
 		var err error
-		// Nothing is sent again: what comes in meanwhile is worth more than what is old.
+		// Without retries: new spans are worth more than old ones.
 		exporter, err = otlptracegrpc.New(context.Background(), otlptracegrpc.WithEndpointURL(cfg.Endpoint),
 			otlptracegrpc.WithTimeout(exportTimeout),
 			otlptracegrpc.WithRetry(otlptracegrpc.RetryConfig{Enabled: false}))
@@ -114,7 +114,7 @@ func NewTracer(cfg TracingConfig) (*Tracer, error) {
 	limits.AttributeValueLengthLimit = 256
 	provider := sdktrace.NewTracerProvider(
 		sdktrace.WithBatcher(&patient{SpanExporter: exporter, log: cfg.Logger}), // a bounded queue, which drops
-		sdktrace.WithSampler(sdktrace.AlwaysSample()),                           // of what was chosen here
+		sdktrace.WithSampler(sdktrace.AlwaysSample()),                           // of the calls that begin chose
 		sdktrace.WithResource(about), sdktrace.WithRawSpanLimits(limits))
 	return &Tracer{
 		sample: cfg.Sample, asked: rate.NewLimiter(rate.Limit(cfg.CallerRate), int(math.Ceil(cfg.CallerRate))),
@@ -122,7 +122,7 @@ func NewTracer(cfg TracingConfig) (*Tracer, error) {
 	}, nil
 }
 
-// Close sends what is waiting, until ctx is done, and ends the Tracer's goroutines.
+// Close sends the spans that wait, until ctx is done, and ends the Tracer's goroutines.
 func (t *Tracer) Close(ctx context.Context) error {
 	if err := t.provider.Shutdown(ctx); err != nil {
 		return fmt.Errorf("tracing: %w", err)
@@ -130,8 +130,8 @@ func (t *Tracer) Close(ctx context.Context) error {
 	return nil
 }
 
-// patient is an exporter whose errors go to the log, once until it works again, and not to a handler that the whole
-// process shares.
+// patient is an exporter that logs its first error, and then nothing until it works again. Without it, errors would go to a handler that the
+// whole process shares.
 type patient struct {
 	sdktrace.SpanExporter
 	log    *slog.Logger
@@ -152,7 +152,7 @@ func (p *patient) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 	return nil
 }
 
-// begin begins the span of a call from outside, unless it is not to be traced: parent is what the caller said.
+// begin begins the span of a call from a caller. It returns a nil span if the call is not traced. parent is the caller's context.
 func (t *Tracer) begin(ctx context.Context, parent trace.SpanContext, name string) (context.Context, trace.Span) {
 	if parent.IsValid() {
 		if !parent.IsSampled() || !t.asked.Allow() {
@@ -168,7 +168,7 @@ func (t *Tracer) begin(ctx context.Context, parent trace.SpanContext, name strin
 	return t.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, parent), name, trace.WithSpanKind(trace.SpanKindServer))
 }
 
-// end ends the span of a call from outside.
+// end ends a span that begin has begun.
 func (t *Tracer) end(s trace.Span) {
 	s.End()
 	t.calls.Add(-1)
@@ -202,7 +202,7 @@ func (t *Tracer) below(parent trace.SpanContext, name string, kind trace.SpanKin
 	return span{s}
 }
 
-// sampledContext is what Span.Context was made of; what cannot be one is not valid.
+// sampledContext returns the span context of a limiter.Span.Context; it is not valid if ids is malformed.
 func sampledContext(ids string, remote bool) trace.SpanContext {
 	if len(ids) != limiter.TraceContext {
 		return trace.SpanContext{}
@@ -226,7 +226,7 @@ func (s span) Context() string {
 // Peer implements limiter.Span.
 func (s span) Peer(name string) { s.SetAttributes(attribute.String("weir.peer", name)) }
 
-// End implements limiter.Span. What is said of one operation is said of the span, of several each is an event.
+// End implements limiter.Span. If there is one operation, its attributes are the span's; if there are several, each is an event.
 func (s span) End(ops []limiter.Traced) {
 	for i := range ops {
 		about := spanAttributes(&ops[i])
@@ -253,10 +253,10 @@ func spanAttributes(op *limiter.Traced) []attribute.KeyValue {
 	return out
 }
 
-// traceparent is the header that says which trace a call belongs to.
+// traceparent is the header with the trace of a call.
 const traceparent = "traceparent"
 
-// parentOf reads a traceparent. One that is missing or malformed is no context.
+// parentOf parses a traceparent. If it is missing or malformed, the context is not valid.
 func parentOf(ctx context.Context, value string) trace.SpanContext {
 	if value == "" {
 		return trace.SpanContext{}
@@ -265,7 +265,7 @@ func parentOf(ctx context.Context, value string) trace.SpanContext {
 	return trace.SpanContextFromContext(ctx)
 }
 
-// HTTP returns a handler that traces calls of the API: what is not a POST is for operators.
+// HTTP returns a handler that traces requests of method POST. Other methods are those of operators, and of most requests for /v1/forward-auth.
 func (t *Tracer) HTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, s := r.Context(), trace.Span(nil)
@@ -281,7 +281,7 @@ func (t *Tracer) HTTP(next http.Handler) http.Handler {
 		seen := &statusWriter{ResponseWriter: w, status: http.StatusOK}
 		next.ServeHTTP(seen, r)
 		if r.Pattern != "" {
-			s.SetName(r.Pattern) // not the path, which is the caller's to choose
+			s.SetName(r.Pattern) // not the path, which a caller can choose
 		}
 		s.SetAttributes(attribute.Int("http.response.status_code", seen.status))
 		if seen.status >= http.StatusInternalServerError {
@@ -290,9 +290,9 @@ func (t *Tracer) HTTP(next http.Handler) http.Handler {
 	})
 }
 
-// Streamed begins the span of one of the checks that come over a stream, of a name: below the caller's, of which parent has the
-// ids as limiter.Span.Context does, or by chance where it has none. It returns what hangs below it, and how to end it with the
-// status of the answer, which is nil when the check is not traced.
+// Streamed begins the span of one request of a stream. parent has the ids of the caller's span, in the form of limiter.Span.Context; without a
+// parent, the request is traced at random. below is the parent for spans below this one. end ends the span with the status of the answer; it
+// is nil if the request is not traced.
 func (t *Tracer) Streamed(name, parent string) (below string, end func(grpccodes.Code)) {
 	if parent == "" && t.sample == 0 {
 		return "", nil
@@ -319,10 +319,10 @@ func (w *statusWriter) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap lets http.ResponseController find the ResponseWriter.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// UnaryInterceptor traces callers' calls.
+// UnaryInterceptor traces the calls of callers.
 func (t *Tracer) UnaryInterceptor(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	if !strings.HasPrefix(info.FullMethod, "/weir.v1.Limiter/") || info.FullMethod == "/weir.v1.Limiter/Status" {
 		return handle(ctx, req)
