@@ -1,16 +1,15 @@
-// Package fifo is what one goroutine hands another: a [Queue] in one array that is used again, and a [Signal] that wakes its reader.
-//
-// It does not promise one wake-up for each item: a reader that wakes looks at all of them.
+// Package fifo has two ways to pass items from one goroutine to another: a [Queue] in one array that is reused, and a [Signal] that wakes its
+// reader. There may be fewer wake-ups than items, so the reader must look at all items.
 package fifo
 
 import "slices"
 
-// keep is for how many items an empty queue keeps room.
+// keep is how many items an empty Queue keeps room for.
 const keep = 4096
 
-// Queue holds items in the order in which they came. The zero value is an empty queue. It is not safe for concurrent use, and does not
-// bound its items: its owner does both. The oldest item is taken from a head that moves, and items are moved to the front where there is no
-// room behind the newest.
+// Queue holds items in the order in which they came. The zero value is an empty Queue. It is not safe for concurrent use, and does not bound
+// its items: its owner must do both. Pop moves the head forward, and items move to the front of the array only when there is no room behind
+// the newest.
 type Queue[T any] struct {
 	items []T // from head on
 	head  int
@@ -19,13 +18,13 @@ type Queue[T any] struct {
 // Len returns the number of items.
 func (q *Queue[T]) Len() int { return len(q.items) - q.head }
 
-// Cap returns the number of items that its array has room for.
+// Cap returns how many items its array has room for.
 func (q *Queue[T]) Cap() int { return cap(q.items) }
 
 // Grow makes room for n more items.
 func (q *Queue[T]) Grow(n int) { q.items = slices.Grow(q.items, n) }
 
-// Items returns the items, the oldest first. They are the queue's: good until it is changed, and not to be changed.
+// Items returns the items, the oldest first. The caller must not modify them, and may use them until the Queue changes.
 func (q *Queue[T]) Items() []T { return q.items[q.head:] }
 
 // Push adds an item.
@@ -48,9 +47,9 @@ func (q *Queue[T]) Pop() T {
 	return item
 }
 
-// Drop forgets the n oldest items. There must be so many.
+// Drop removes the n oldest items. There must be n.
 func (q *Queue[T]) Drop(n int) {
-	clear(q.items[q.head:][:n]) // the array lives on, the items need not
+	clear(q.items[q.head:][:n]) // so that the array does not keep the items alive
 	if q.head += n; q.head == len(q.items) {
 		q.items, q.head = q.items[:0], 0
 		if cap(q.items) > keep {

@@ -1,12 +1,12 @@
 package fifo
 
-// Signal wakes a goroutine, which receives from it: it holds a token when there may be something to do. It is safe for concurrent use.
+// Signal wakes the goroutine that receives from it. It holds a token when there may be something to do. It is safe for concurrent use.
 type Signal chan struct{}
 
 // NewSignal returns a Signal that is not set.
 func NewSignal() Signal { return make(Signal, 1) }
 
-// Set leaves a token, if there is none.
+// Set puts a token into the Signal, if it has none.
 func (s Signal) Set() {
 	select {
 	case s <- struct{}{}:

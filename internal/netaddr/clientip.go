@@ -1,8 +1,8 @@
-// Package netaddr judges network addresses: which one to limit a caller by, its own or the one that trusted proxies say they act for,
-// and which ones lead to this host only.
+// Package netaddr finds the address to limit a caller by (its own, or the one for which trusted proxies ask), and the addresses that lead to
+// this host only.
 //
-// It does not promise that an address is one person's. IPv6 callers own a whole prefix, so they are limited by it. Names are not resolved:
-// of all names only localhost is loopback (RFC 6761, section 6.3), whatever others resolve to.
+// An address need not stand for one person. IPv6 callers own a whole prefix, so the prefix is limited. Names are not resolved: of all names
+// only localhost is loopback (RFC 6761, section 6.3).
 package netaddr
 
 import (
@@ -14,20 +14,20 @@ import (
 	"strings"
 )
 
-// DefaultIPv6Bits is the prefix of an IPv6 address that a caller is limited by: what one site gets at least (RFC 6177).
+// DefaultIPv6Bits is the length of the prefix by which IPv6 callers are limited: a site gets at least that (RFC 6177).
 const DefaultIPv6Bits = 64
 
-// Resolver says whose word is taken. The zero value takes nobody's: a caller is the peer of its connection. It must not change
-// while in use, and is safe for concurrent use then.
+// Resolver finds the address of a caller. The zero value trusts no proxy: the caller is the peer of the connection. It must not change while
+// it is in use; then it is safe for concurrent use.
 type Resolver struct {
-	// Trusted are the addresses of proxies that append the address of their peer to X-Forwarded-For. Forwarded addresses are
-	// believed from the last backwards, as far as those who added them are trusted.
+	// Trusted are the addresses of proxies that append the address of their peer to X-Forwarded-For. Its addresses are believed from the last
+	// one backwards, while the proxies that added them are trusted.
 	Trusted []netip.Prefix
 	// IPv6Bits is the length of the prefix of IPv6 addresses, 1 to 128; 0 stands for DefaultIPv6Bits.
 	IPv6Bits int
 }
 
-// ParsePrefixes reads prefixes, or single addresses, such as 10.0.0.0/8 and 192.0.2.1.
+// ParsePrefixes parses prefixes such as 10.0.0.0/8, or single addresses such as 192.0.2.1.
 func ParsePrefixes(texts []string) ([]netip.Prefix, error) {
 	var list []netip.Prefix
 	for _, text := range texts {
@@ -47,15 +47,15 @@ func ParsePrefixes(texts []string) ([]netip.Prefix, error) {
 	return list, nil
 }
 
-// Key returns what to limit a request by, such as "192.0.2.1" or "2001:db8::/64". It is empty when the request has no address,
-// which no request from a network has.
+// Key returns the address to limit a request by, such as "192.0.2.1" or "2001:db8::/64". It is empty if remoteAddr is no address, as in no
+// request from a network.
 func (r *Resolver) Key(remoteAddr string, header http.Header) string {
 	key, _ := r.Caller(remoteAddr, header)
 	return key
 }
 
-// Caller is Key. named is false where that is the address of a trusted proxy because the proxy names nobody: it has sent no address, or
-// what stands in its place is none.
+// Caller is Key. named is false if the key is the address of a trusted proxy because X-Forwarded-For has no address before it: it is empty, or
+// has something else in its place.
 func (r *Resolver) Caller(remoteAddr string, header http.Header) (key string, named bool) {
 	from, named := parse(remoteAddr)
 	if !named {
@@ -68,7 +68,7 @@ func (r *Resolver) Caller(remoteAddr string, header http.Header) (key string, na
 			a, ok := parse(strings.TrimSpace(hops[last+1:]))
 			hops = hops[:max(last, 0)]
 			if named = ok; !ok {
-				break // the proxy that let this through is as far as it can be known
+				break // the address before it is not known
 			}
 			if from = a; !r.trusts(a) {
 				break
@@ -96,7 +96,7 @@ func (r *Resolver) trusts(a netip.Addr) bool {
 	return slices.ContainsFunc(r.Trusted, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// parse reads an address with or without a port and brackets. A zone is dropped: it is this host's name of an interface.
+// parse parses an address with or without a port and brackets. It drops the zone, which is a name of an interface of this host.
 func parse(s string) (netip.Addr, bool) {
 	if ap, err := netip.ParseAddrPort(s); err == nil {
 		return ap.Addr().Unmap().WithZone(""), true

@@ -1,6 +1,6 @@
-// Package panics turns a panic into an error, so that a goroutine can pass it to the one that answers the request, or tell of it.
+// Package panics turns a panic into an error, so that a goroutine can pass it to the goroutine that answers the request, or log it.
 //
-// It does not repair what the panic left behind: a lock that the function did not release by defer stays locked.
+// A lock that the function did not release by defer stays locked.
 package panics
 
 import (
@@ -12,13 +12,13 @@ import (
 
 // Error is a panic that was recovered.
 type Error struct {
-	Value any    // what was passed to panic
+	Value any    // the value that was passed to panic
 	Stack []byte // of the goroutine that panicked
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
 
-// Call calls f. When f panics it returns an *Error, otherwise what f returns. It does not recover runtime.Goexit.
+// Call calls f. If f panics, Call returns an *Error, otherwise f's error. It does not recover runtime.Goexit.
 func Call(f func() error) (err error) {
 	defer func() {
 		if p := From(recover()); p != nil {
@@ -28,7 +28,7 @@ func Call(f func() error) (err error) {
 	return f()
 }
 
-// Tell calls f. When f panics it calls told with the panic, and returns. With told nil nobody would hear of the panic: it is not recovered.
+// Tell calls f. If f panics, Tell calls told with the panic, and returns. If told is nil, the panic is not recovered.
 func Tell(told func(*Error), f func()) {
 	if told != nil {
 		defer func() {
@@ -40,8 +40,8 @@ func Tell(told func(*Error), f func()) {
 	f()
 }
 
-// From returns the panic whose value recover has returned to a deferred function; nil for nil. Of one that a Group has passed on it is the
-// first one, with the stack of that.
+// From returns the panic for the value of recover in a deferred function; nil for nil. For a panic that a Group has passed on, it returns the
+// original one, with its stack.
 func From(v any) *Error {
 	if v == nil {
 		return nil
@@ -52,14 +52,14 @@ func From(v any) *Error {
 	return &Error{Value: v, Stack: debug.Stack()}
 }
 
-// Group runs functions, each in a goroutine of its own, for one request. When one panics, Wait panics with the first such *Error in the
-// goroutine that answers the request, where it ends that request and not the process. The zero value is ready for use, and has no limit; its
-// methods are for one goroutine.
+// Group runs functions for one request, each in its own goroutine. If some panic, Wait panics with the first such *Error, in the goroutine
+// that answers the request: there it ends the request and not the process. The zero value is ready for use, and has no limit. One goroutine at
+// a time may call its methods.
 type Group struct {
 	running errgroup.Group
 }
 
-// SetLimit bounds the functions that run at a time, for which Go waits; n below 0: no limit. It is to be called before Go.
+// SetLimit bounds the functions that run at a time; Go waits for room. n below 0: no limit. Call it before Go.
 func (g *Group) SetLimit(n int) { g.running.SetLimit(n) }
 
 // Go runs f in a goroutine.

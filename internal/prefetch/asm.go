@@ -4,7 +4,7 @@ package prefetch
 
 import "unsafe"
 
-// Line asks for the cache line that p points into. It does not wait for it.
+// Line has the processor fetch the cache line that p points into. It does not wait.
 //
 //go:noescape
 func Line(p unsafe.Pointer)

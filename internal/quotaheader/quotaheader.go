@@ -1,7 +1,5 @@
-// Package quotaheader writes a decision as the header fields of HTTP that tell a caller how much of its quota is left:
-// draft-ietf-httpapi-ratelimit-headers-10, the X-RateLimit fields that came before it, and Retry-After.
-//
-// It does not choose the status of an answer.
+// Package quotaheader writes the HTTP header fields of a decision that tell a caller how much of its quota is left: those of
+// draft-ietf-httpapi-ratelimit-headers-10, the older X-RateLimit fields, and Retry-After. It does not choose the status of an answer.
 package quotaheader
 
 import (
@@ -13,7 +11,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// RetryAfter is 0 when the request was admitted; ok is false when it can never pass.
+// RetryAfter returns how long to wait: 0 if the request was admitted; ok is false if it can never pass.
 func RetryAfter(d *limit.Decision) (wait time.Duration, ok bool) {
 	if d.Allowed {
 		return 0, true
@@ -21,8 +19,8 @@ func RetryAfter(d *limit.Decision) (wait time.Duration, ok bool) {
 	return d.RetryAfter, d.RetryAfter != algo.Never
 }
 
-// SetRetryAfter sets Retry-After, in whole seconds rounded up, for a decision that is answered by a refusal: 1 where the owner
-// could not be asked, nothing for a request that can never pass.
+// SetRetryAfter sets Retry-After for a refusal, in whole seconds rounded up: 1 if the decision failed closed, no field if the request can
+// never pass.
 func SetRetryAfter(h http.Header, d *limit.Decision) {
 	if d.FailedClosed {
 		h.Set("Retry-After", "1")
@@ -31,7 +29,7 @@ func SetRetryAfter(h http.Header, d *limit.Decision) {
 	}
 }
 
-// RoundUp counts the units that cover d, so that who waits for so many does not come too early.
+// RoundUp returns how many units cover d, so that a caller that waits for them does not come too early.
 func RoundUp(d, unit time.Duration) int64 {
 	if d <= 0 {
 		return 0
@@ -39,17 +37,17 @@ func RoundUp(d, unit time.Duration) int64 {
 	return int64((d-1)/unit) + 1
 }
 
-// The header field that says in one word what an answer means, and its values.
+// Result is the header field that says in one word what an answer means; the others are its values.
 const (
 	Result       = "Weir-Result"
 	Admitted     = "admitted"
 	Refused      = "refused"
 	FailedOpen   = "failed_open"
 	FailedClosed = "failed_closed"
-	BadKey       = "bad_key" // what the caller sent is no key
+	BadKey       = "bad_key" // the request has no valid key
 )
 
-// ResultOf is the value of Result for a decision.
+// ResultOf returns the value of Result for a decision.
 func ResultOf(d *limit.Decision) string {
 	switch {
 	case d.FailedClosed:
@@ -62,7 +60,7 @@ func ResultOf(d *limit.Decision) string {
 	return Refused
 }
 
-// The header fields of decisions that are NearLimit and Banned, with the value "true".
+// NearLimit and Banned are header fields of decisions that are so, with the value "true".
 const (
 	NearLimit = "Weir-Near-Limit"
 	Banned    = "Weir-Banned"
@@ -70,24 +68,21 @@ const (
 
 var yes = []string{"true"}
 
-// maxField is the largest integer that a structured field can hold (RFC 9651, section 3.3.1), which is less than the
-// largest limit.
+// maxField is the largest integer of a structured field (RFC 9651, section 3.3.1), which is less than the largest limit.
 const maxField = 999_999_999_999_999
 
-// Set sets the header fields that tell how much is left: those of draft-ietf-httpapi-ratelimit-headers-10 and the
-// three that came before it, and NearLimit and Banned. Where there is no quota (unlimited) or it is not known (the owner was not asked), there
-// are none.
+// Set sets the header fields that say how much is left: those of draft-ietf-httpapi-ratelimit-headers-10, the three older ones, and NearLimit
+// and Banned. It sets none if there is no quota (unlimited) or it is not known (the decision failed open or closed).
 //
-// Windows below a second or between seconds are rounded up, since the draft has none: a caller who paces itself by them
-// is slower than it need be, never faster. Of a bucket the Service states the capacity and the time it takes to fill, so
-// that q per w is its lasting rate. The draft's t, "until additional quota is made available", is for a limit that
-// refuses the moment the same request passes, so that it agrees with Retry-After, which it should not exceed; when
-// nothing refuses it is the moment the quota is whole again.
+// Windows are rounded up to whole seconds, because the draft has only these: a caller that paces itself by them is slower than it need be,
+// never faster. For a bucket, the window is the time in which it fills, so that q per w is the lasting rate. The draft's t, "until additional
+// quota is made available", is Retry-After for a limit that refuses, which it should not exceed. If no limit refuses, t is the time until the
+// quota is whole again.
 //
-// A policy with several limits has a list member for each, the first under the policy's name, the others under
-// name/2, name/3 and so on: distinct, as they have to be, and never the name of another policy, which has no slash.
+// A policy with several limits has a list member for each: the first under the policy's name, the others under name/2, name/3 and so on. These
+// are distinct, as they must be, and never the name of another policy, because names have no slash.
 //
-// buf is room for the values, which Set returns for the next call; nil will do.
+// Set writes the values into buf, and returns it for the next call; buf may be nil.
 func Set(h http.Header, buf []byte, d *limit.Decision) []byte {
 	if d.FailedOpen || d.FailedClosed {
 		return buf
@@ -100,7 +95,7 @@ func Set(h http.Header, buf []byte, d *limit.Decision) []byte {
 		limits = single[:]
 	}
 
-	// All values are written into one buffer and cut out of one string.
+	// All values are written into one buffer and cut out of one string, to allocate once.
 	b := buf[:0]
 	for i := range limits {
 		if l := &limits[i]; l.Limit != algo.Unlimited {
@@ -148,8 +143,7 @@ func Set(h http.Header, buf []byte, d *limit.Decision) []byte {
 	return b
 }
 
-// resetSeconds is the t of one limit, 0 for none: a limit that let the request pass while another refused it has no
-// moment to wait for.
+// resetSeconds returns the t of one limit; 0: no t, because the limit let the request pass and another refused it.
 func resetSeconds(d *limit.Decision, l *limit.LimitStatus) int64 {
 	if d.Allowed || l.RetryAfter == algo.Never {
 		return RoundUp(l.ResetAfter, time.Second)
@@ -157,8 +151,8 @@ func resetSeconds(d *limit.Decision, l *limit.LimitStatus) int64 {
 	return RoundUp(l.RetryAfter, time.Second)
 }
 
-// appendMember begins the list member of the policy's i-th limit, in a list that starts at from. The name is a string
-// of a structured field, whatever it holds: printable ASCII, with quotes and backslashes escaped.
+// appendMember begins the list member of the policy's i-th limit, in a list that starts at from. The name becomes a string of a structured
+// field: other characters than printable ASCII are left out, quotes and backslashes are escaped.
 func appendMember(b []byte, from int, name string, i int) []byte {
 	if len(b) > from {
 		b = append(b, ", "...)
@@ -178,7 +172,7 @@ func appendMember(b []byte, from int, name string, i int) []byte {
 	return append(b, '"')
 }
 
-// fieldInt fits n into the range of a structured field's integer.
+// fieldInt returns n within the range of a structured field's integer.
 func fieldInt(n int64) int64 { return min(max(n, 0), maxField) }
 
 func appendInt(b []byte, name string, n int64) []byte {

@@ -13,8 +13,7 @@ type Error struct {
 	// Line and Column count from 1; columns count characters, not bytes.
 	Line   int `json:"line"`
 	Column int `json:"column"`
-	// Field is the path of the field in the file, such as "policies[0].overrides[2].limit". Empty when the mistake is
-	// not in a field.
+	// Field is the path of the field in the file, such as "policies[0].overrides[2].limit"; empty: the mistake is in no field.
 	Field string `json:"field,omitempty"`
 	// Message says what is wrong and what to do.
 	Message string `json:"message"`
@@ -28,11 +27,10 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s: %s", e.File, e.Line, e.Column, e.Field, e.Message)
 }
 
-// Errors is every mistake of a file in the order of their positions: up to MaxErrors of them, and one more that
-// says so when there are more.
+// Errors has the mistakes of a file in the order of their positions: up to MaxErrors, and, if there are more, one that says so.
 type Errors []*Error
 
-// Error returns one mistake a line.
+// Error returns one line for each mistake.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i, one := range e {
@@ -50,18 +48,17 @@ func (e Errors) Unwrap() []error {
 	return list
 }
 
-// MaxErrors bounds the list, which is meant to be read by someone.
+// MaxErrors bounds the list, because people read it.
 const MaxErrors = 1000
 
-// Mistakes collects Errors. A field that several limits take from the same place is read once for each of them: what is
-// wrong with it is listed once.
+// Mistakes collects Errors. A field from which several limits take a value is read once for each of them, but its mistake is listed once.
 type Mistakes struct {
 	File string // name of the file
 	list Errors
 	seen map[Error]struct{}
 }
 
-// Add collects a mistake, once.
+// Add adds a mistake, unless it is there already.
 func (m *Mistakes) Add(line, column int, field, message string) {
 	if m.Full() {
 		return
@@ -86,7 +83,7 @@ func (m *Mistakes) Count() int { return len(m.list) }
 // Full reports whether no more mistakes are collected.
 func (m *Mistakes) Full() bool { return len(m.list) > MaxErrors }
 
-// Err returns what was collected as an error, nil when there is nothing.
+// Err returns the mistakes as an error; nil: there is none.
 func (m *Mistakes) Err() error {
 	if len(m.list) == 0 {
 		return nil
@@ -94,7 +91,7 @@ func (m *Mistakes) Err() error {
 	return m.Sorted()
 }
 
-// Sorted returns what was collected in the order of the file.
+// Sorted returns the mistakes in the order of the file.
 func (m *Mistakes) Sorted() Errors {
 	slices.SortStableFunc(m.list, func(a, b *Error) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))

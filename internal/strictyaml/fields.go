@@ -11,13 +11,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Field is one field of a map in the file, or an element of a list, which has neither Name nor Key. Reading the zero Field gives
-// nothing, and reports nothing.
+// Field is one field of a map in the file, or an element of a list, which has neither Name nor Key. To read the zero Field returns nothing and
+// reports nothing.
 type Field struct {
 	Name string
 	Path string // such as "policies[0].window"
 	Key  *yaml.Node
-	Node *yaml.Node // the value, aliases followed; nil when there is none, which has been reported
+	Node *yaml.Node // the value, with aliases followed; nil: there is none, which has been reported
 }
 
 // Fields is a map in the file.
@@ -48,22 +48,22 @@ func (f Fields) Has(name string) bool {
 	return ok
 }
 
-// Only returns the fields among the given names.
+// Only returns the fields with one of the names.
 func (f Fields) Only(names []string) []Field {
 	return slices.DeleteFunc(slices.Clone(f.List), func(one Field) bool { return !slices.Contains(names, one.Name) })
 }
 
-// Decoder reads values from a file's nodes and collects what is wrong with them. It is not safe for concurrent use.
+// Decoder reads values from the nodes of a file and collects mistakes. It is not safe for concurrent use.
 type Decoder struct {
 	Mistakes
-	// OtherName returns what a field that other programs call so is called here, to suggest it; empty for none. May be nil.
+	// OtherName, if set, returns the name here of a field that other programs call name, for a suggestion; empty: none.
 	OtherName func(name string) string
-	// Secret keeps values out of the mistakes of Text and of maps and lists.
+	// Secret keeps values out of the messages of Text, maps and lists.
 	Secret bool
 
 	root *yaml.Node
-	// budget is how many more elements of maps and lists may be visited. A file cannot hold more than it has bytes, so
-	// only aliases to aliases can use it up.
+	// budget is how many more elements of maps and lists may be visited. A file has fewer elements than bytes, so only aliases to aliases can
+	// use it up.
 	budget int
 }
 
@@ -74,7 +74,7 @@ func New(file string, data []byte) *Decoder {
 	return d
 }
 
-// Root returns the document's root; nil when the document is empty or could not be read, which has been reported.
+// Root returns the root of the document; nil: the document is empty, or could not be read, which has been reported.
 func (d *Decoder) Root() *yaml.Node {
 	if d.root == nil || d.root.Kind == yaml.ScalarNode && d.root.Tag == "!!null" {
 		return nil
@@ -82,7 +82,7 @@ func (d *Decoder) Root() *yaml.Node {
 	return d.root
 }
 
-// aliasBudget is how many elements aliases may add to those that are in the file.
+// aliasBudget is how many elements aliases may add to those of the file.
 const aliasBudget = 1 << 20
 
 // Fail reports a mistake at a node.
@@ -90,7 +90,7 @@ func (d *Decoder) Fail(n *yaml.Node, path, format string, args ...any) {
 	d.Add(n.Line, n.Column, path, fmt.Sprintf(format, args...))
 }
 
-// Visit counts an element and reports whether reading may go on.
+// Visit counts an element, and reports whether reading may go on.
 func (d *Decoder) Visit(n *yaml.Node, path string) bool {
 	if d.budget == 0 {
 		d.Fail(n, path, "aliases repeat too much of the file: write fewer of them")
@@ -99,7 +99,7 @@ func (d *Decoder) Visit(n *yaml.Node, path string) bool {
 	return d.budget >= 0 && !d.Full()
 }
 
-// Value follows an alias. What an alias leads to is never one itself.
+// Value follows an alias. An alias never leads to another alias.
 func Value(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -107,7 +107,7 @@ func Value(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// Kind words what a node is, for messages.
+// Kind describes a node, for messages.
 func Kind(n *yaml.Node) string {
 	words := ""
 	switch {
@@ -137,7 +137,7 @@ func (d *Decoder) kind(n *yaml.Node) string {
 	return Kind(n)
 }
 
-// Fields reads a map whose fields are known by name. Those in empty may be without a value and are then left out.
+// Fields reads a map. known are the names that its fields may have. Fields in empty may have no value, and are then left out.
 func (d *Decoder) Fields(n *yaml.Node, path string, known []string, empty ...string) (Fields, bool) {
 	f := Fields{Path: path, At: n}
 	if n.Kind != yaml.MappingNode || n.Tag != "!!map" {
@@ -178,7 +178,7 @@ func (d *Decoder) Fields(n *yaml.Node, path string, known []string, empty ...str
 	return f, true
 }
 
-// Maps reads a list of maps whose fields are known by name, as Fields does. Elements that are none are reported and left out.
+// Maps reads a list of maps, each as by Fields. It reports elements that are no maps, and leaves them out.
 func (d *Decoder) Maps(f Field, of string, known []string, empty ...string) iter.Seq[Fields] {
 	return func(yield func(Fields) bool) {
 		for one := range d.Elements(f, of) {
@@ -214,12 +214,12 @@ func (d *Decoder) Items(f Field, of string) ([]*yaml.Node, bool) {
 	return f.Node.Content, true
 }
 
-// Missing reports a field that is required.
+// Missing reports that a required field is missing.
 func (d *Decoder) Missing(f Fields, name, example string) {
 	d.Fail(f.At, Join(f.Path, name), "is missing: add it, such as %s: %s", name, example)
 }
 
-// Required returns the field of a name; where there is none, which is reported, the zero Field.
+// Required returns the field of a name. If there is none, it reports that, and returns the zero Field.
 func (d *Decoder) Required(f Fields, name, example string) Field {
 	one, given := f.Get(name)
 	if !given {
@@ -228,8 +228,8 @@ func (d *Decoder) Required(f Fields, name, example string) Field {
 	return one
 }
 
-// Scalar returns the text of a value that has one of the tags. what says which values may stand there, and hint what to do if
-// another one does.
+// Scalar returns the text of a value that has one of the tags. what describes the values that may stand there, for the message, and hint says
+// what to do otherwise.
 func (d *Decoder) Scalar(f Field, what, hint string, tags ...string) (string, bool) {
 	n := f.Node
 	if n == nil {
@@ -242,8 +242,8 @@ func (d *Decoder) Scalar(f Field, what, hint string, tags ...string) (string, bo
 	return n.Value, true
 }
 
-// Text reads a string. What YAML takes for a number, a date or a truth value must be quoted, since it may have been
-// changed on the way: 0x10, 1e3 and 010 are not what was written.
+// Text reads a string. A value that YAML takes for a number, a date or a truth value must be quoted, because YAML may have changed it: 0x10,
+// 1e3 and 010 are not what was written.
 func (d *Decoder) Text(f Field) (string, bool) {
 	hint := ""
 	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag != "!!str" && n.Style&yaml.TaggedStyle == 0 {
@@ -254,13 +254,13 @@ func (d *Decoder) Text(f Field) (string, bool) {
 	return d.Scalar(f, "text", hint, "!!str")
 }
 
-// Flag reads a field that is true or false, and false where it is left out.
+// Flag reads a field that is true or false; without the field it returns false.
 func (d *Decoder) Flag(f Fields, name string) bool {
 	v, _ := d.Boolean(f.Field(name))
 	return v
 }
 
-// Integer reads a whole number. Quoted ones are text.
+// Integer reads a whole number from lowest to highest. A quoted number is a mistake.
 func (d *Decoder) Integer(f Field, lowest, highest int64) (int64, bool) {
 	hint := ""
 	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && IsInteger(n.Value) {
@@ -304,7 +304,7 @@ func Join(path, name string) string {
 // Element returns the path of an element of a list.
 func Element(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }
 
-// clip keeps an unknown field's name from filling the path of a mistake.
+// clip quotes and shortens an unknown field's name for the path of a mistake.
 func clip(name string) string {
 	if len(name) > 40 || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
 		return Show(name)
@@ -312,7 +312,7 @@ func clip(name string) string {
 	return name
 }
 
-// suggestion is ": did you mean …?" when there is something to suggest.
+// suggestion returns ": did you mean …?", or "" if no known word is similar.
 func (d *Decoder) suggestion(word string, known []string) string {
 	best, least := "", 3
 	if len(word) > 32 {
@@ -324,7 +324,7 @@ func (d *Decoder) suggestion(word string, known []string) string {
 		}
 	}
 	for _, k := range known {
-		// Words of which nothing is left are not alike.
+		// The second condition: a word of which no letter is left is not similar.
 		if d := distance(strings.ToLower(word), k); d < least && d < len(k)/2+1 {
 			best, least = k, d
 		}
@@ -354,8 +354,8 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// ParseInteger reads a whole decimal number, with underscores between digits where they help the eye (1_000_000).
-// Octal, hexadecimal and binary numbers, which YAML would take, are not: a limit of 010 is a mistake.
+// ParseInteger parses a whole decimal number, which may have underscores between digits (1_000_000). Octal, hexadecimal and binary numbers of
+// YAML are mistakes, such as a limit of 010.
 func ParseInteger(s string, lowest, highest int64) (int64, error) {
 	if !IsInteger(s) {
 		return 0, fmt.Errorf("must be a whole decimal number, not %s", Show(s))
@@ -377,10 +377,10 @@ func IsInteger(s string) bool { return integer.MatchString(s) }
 
 var integer = regexp.MustCompile(`^-?(0|[1-9](_?[0-9])*)$`)
 
-// Show quotes text from a file for a message, shortened when it is long.
+// Show quotes text of a file for a message, and shortens it.
 func Show(s string) string { return strconv.Quote(Shorten(s)) }
 
-// Shorten returns the beginning of a text that is long.
+// Shorten returns the first 40 characters of a longer text.
 func Shorten(s string) string {
 	const longest = 40
 	if runes := []rune(s); len(runes) > longest {

@@ -1,8 +1,6 @@
-// Package strictyaml reads YAML files that people write: it reports every mistake with line and column, and takes no
-// unknown field, no repeated field and no value whose type YAML has guessed.
-//
-// It does not decode into Go values by itself: its users ask for the fields that they know. It does not promise to read all
-// of YAML: merge keys, second documents and files above MaxFile are mistakes.
+// Package strictyaml reads YAML files that people write. It reports every mistake with line and column, and rejects unknown fields, repeated
+// fields, and values whose type YAML has guessed. It does not decode into Go values: its users ask for the fields that they know. Merge keys,
+// second documents and files above MaxFile are mistakes.
 package strictyaml
 
 import (
@@ -22,11 +20,11 @@ import (
 const (
 	// MaxFile is the size of the largest file that is read, in bytes.
 	MaxFile = 16 << 20
-	// maxLocate bounds the files in which a syntax error is searched for (see locate): two seconds of work at most.
+	// maxLocate bounds the files in which locate looks for a syntax error, which takes two seconds at most then.
 	maxLocate = 512 << 10
 )
 
-// read returns the root of the one document in data, nil when it is empty. What it finds wrong goes to m.
+// read returns the root of the one document in data; nil: it is empty. It adds mistakes to m.
 func read(data []byte, m *Mistakes) *yaml.Node {
 	byteOrderMark := func(mark string) bool { return bytes.HasPrefix(data, []byte(mark)) }
 	switch {
@@ -60,9 +58,9 @@ func read(data []byte, m *Mistakes) *yaml.Node {
 	return root.Content[0]
 }
 
-// decodeYAML returns the first document and, when there is one, the second.
+// decodeYAML returns the first document and, if there is one, the second.
 func decodeYAML(data []byte) (first, second *yaml.Node, err error) {
-	// A malformed file must not end a process that is only reloading it, whatever it does to the YAML library.
+	// A malformed file must not end a process that reads it again, even if the YAML library panics.
 	defer func() {
 		if r := recover(); r != nil {
 			first, second, err = nil, nil, fmt.Errorf("the parser gave up: %v", r)
@@ -82,16 +80,16 @@ func decodeYAML(data []byte) (first, second *yaml.Node, err error) {
 	return documents[0], documents[1], nil
 }
 
-// yamlPlace is how the YAML library begins its messages.
+// yamlPlace matches the beginning of the YAML library's messages.
 var yamlPlace = regexp.MustCompile(`^(?:yaml: )?(?:line ([0-9]+): )?`)
 
-// describe finds the position of a syntax error and words it.
+// describe returns the position and the message of a syntax error.
 func describe(data []byte, err error) (line, column int, message string) {
 	text := err.Error()
 	message = text[len(yamlPlace.FindString(text)):]
 	offset, found := locate(data, text)
 	if !found {
-		// The library's own line is where the construct began that it could not finish, sometimes the line before.
+		// The library's line is where the construct began that it could not finish, sometimes the line before.
 		line, _ = strconv.Atoi(yamlPlace.FindStringSubmatch(text)[1])
 		last, _ := Position(data, len(data))
 		line = min(max(line, 1), last)
@@ -107,9 +105,9 @@ func describe(data []byte, err error) (line, column int, message string) {
 	return line, column, "is not valid YAML: " + message
 }
 
-// locate returns the offset of the character at which reading data begins to fail with the given message. The library
-// states a line at best, and for half of its messages not the one that is wrong; but it reads from the front, so that
-// the shortest beginning of the file that fails in the same way ends at the culprit.
+// locate returns the offset of the character at which reading data begins to fail with this message. The library gives a line at best, and in
+// half of its messages a wrong one. But it reads from the front, so the shortest beginning of the file that fails with the same message ends
+// at the wrong character.
 func locate(data []byte, message string) (offset int, found bool) {
 	if len(data) > maxLocate {
 		return 0, false
@@ -118,8 +116,8 @@ func locate(data []byte, message string) (offset int, found bool) {
 		_, _, err := decodeYAML(data[:n])
 		return err != nil && err.Error() == message
 	}
-	// Beginnings that end inside a construct may fail by chance in the same way, so this need not find the very
-	// shortest: but what it finds fails, and does not without its last character.
+	// A beginning that ends inside a construct may fail with the same message by chance, so this may not find the very shortest one. What it
+	// finds fails, and does not fail without its last character.
 	n := 1 + sort.Search(len(data)-1, func(i int) bool { return fails(i + 1) })
 	if n > len(data) || !fails(n) {
 		return 0, false
@@ -140,7 +138,7 @@ func invalidOffset(data []byte) int {
 	return len(data)
 }
 
-// Position turns an offset into a line and a column, in characters. Lines end in a line feed.
+// Position returns the line and column of an offset, in characters. Lines end in a line feed.
 func Position(data []byte, offset int) (line, column int) {
 	before := data[:offset]
 	return 1 + bytes.Count(before, []byte{'\n'}), 1 + utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:])

@@ -1,6 +1,5 @@
-// Package timezone finds time zones by their names in the IANA database, and remembers them.
-//
-// It does not promise that a zone is found everywhere: that needs a program that embeds the database (import time/tzdata).
+// Package timezone finds time zones by their names in the IANA database, and caches them. A program that must find them on every host embeds
+// the database (import time/tzdata).
 package timezone
 
 import (
@@ -19,11 +18,11 @@ var (
 	files = regexp.MustCompile(`^(right|posix)/|^(localtime|posixrules|Factory)$`)
 )
 
-// longest is more than the longest name of a zone, in bytes; an error shows no more of a name.
+// longest bounds the bytes of a zone's name; all names are shorter. An error shows no more of a name.
 const longest = 64
 
-// Parse finds a zone by its name. "Local" is refused: a limit must not depend on the machine that decides it. It may read a
-// file. The error does not name a field.
+// Parse finds a zone by its name. It rejects "Local", because a limit must not depend on the machine that decides it. It may read a file. The
+// error does not name a field.
 func Parse(name string) (*time.Location, error) {
 	switch name {
 	case "":
@@ -31,7 +30,7 @@ func Parse(name string) (*time.Location, error) {
 	case "Local":
 		return nil, errors.New(`"Local" would mean another zone on every machine: ` + hint)
 	}
-	// What is only a way of writing another name, or a file that a machine happens to have, is no name.
+	// Other spellings of a name, and files that only some machines have, are rejected.
 	if len(name) <= longest && shape.MatchString(name) && !files.MatchString(name) {
 		if zone, err := time.LoadLocation(name); err == nil {
 			return zone, nil
@@ -40,11 +39,11 @@ func Parse(name string) (*time.Location, error) {
 	return nil, fmt.Errorf("%s is no known time zone: %s", strconv.QuoteToASCII(name[:min(len(name), longest)]), hint)
 }
 
-// most bounds what a Cache remembers: the database has some 600 names, but a zone can be spelt in ever more ways.
+// most bounds the names in a Cache. The database has some 600 names, but a zone has ever more spellings.
 const most = 1024
 
-// Cache remembers zones, because finding one means reading a file. The zero value is empty and ready. Its methods are safe for
-// concurrent use.
+// Cache keeps zones, because finding one means reading a file. The zero value is empty and ready for use. Its methods are safe for concurrent
+// use.
 type Cache struct {
 	mu sync.RWMutex
 	by map[string]*time.Location
@@ -57,7 +56,7 @@ func (c *Cache) Known(name string) *time.Location {
 	return c.by[name]
 }
 
-// Load is Parse, but for zones that are Known.
+// Load is Parse, with a look into the Cache before it.
 func (c *Cache) Load(name string) (*time.Location, error) {
 	if zone := c.Known(name); zone != nil {
 		return zone, nil
@@ -72,7 +71,7 @@ func (c *Cache) Load(name string) (*time.Location, error) {
 	case c.by == nil:
 		c.by = map[string]*time.Location{name: zone}
 	case len(c.by) >= most:
-		clear(c.by) // a cache: what is wanted is found again
+		clear(c.by) // they are found again when they are needed
 		fallthrough
 	default:
 		c.by[name] = zone

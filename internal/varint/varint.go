@@ -1,13 +1,11 @@
-// Package varint reads numbers and texts from the front of untrusted bytes. Unsigned numbers are varints as protobuf and
-// encoding/binary have them, signed ones in zigzag, texts and bytes come after their length.
-//
-// It does not promise that what it reads makes sense: only that it was there, and is no larger than it may be.
+// Package varint reads numbers and strings from the front of untrusted bytes. Unsigned numbers are varints of protobuf and encoding/binary,
+// signed ones are in zigzag; strings and bytes come after their length. A Reader checks only that a value is there, and within its bound.
 package varint
 
 import "encoding/binary"
 
-// Reader reads the front of Rest. The first mistake ends it: nothing is left then, and all that is read is zero. A Reader of a
-// string makes strings that are parts of it, one of bytes makes such slices.
+// Reader reads from the front of Rest. After the first mistake Rest is empty, and all later reads return zero. A Reader of a string returns
+// substrings, a Reader of bytes returns subslices.
 type Reader[T string | []byte] struct {
 	Rest T
 	bad  bool
@@ -16,10 +14,10 @@ type Reader[T string | []byte] struct {
 // Of returns a Reader of data.
 func Of[T string | []byte](data T) Reader[T] { return Reader[T]{Rest: data} }
 
-// Failed says that there was a mistake.
+// Failed reports whether there was a mistake.
 func (r *Reader[T]) Failed() bool { return r.bad }
 
-// Fail ends reading: what was read does not make sense.
+// Fail notes a mistake: the caller cannot use what it has read.
 func (r *Reader[T]) Fail() { r.Rest, r.bad = r.Rest[:0], true }
 
 // Byte reads a byte.
@@ -50,7 +48,7 @@ func (r *Reader[T]) Uvarint() (v uint64) {
 	return 0
 }
 
-// Uint reads an unsigned number of at most most.
+// Uint reads an unsigned number, at most most.
 func (r *Reader[T]) Uint(most uint64) uint64 {
 	n := r.Uvarint()
 	if n > most {
@@ -66,7 +64,7 @@ func (r *Reader[T]) Varint() int64 {
 	return int64(v>>1) ^ -int64(v&1)
 }
 
-// Fixed64 reads a number in eight bytes, the lowest first.
+// Fixed64 reads a number of eight bytes, little-endian.
 func (r *Reader[T]) Fixed64() (n uint64) {
 	const size = 8
 	if len(r.Rest) < size {
@@ -80,7 +78,7 @@ func (r *Reader[T]) Fixed64() (n uint64) {
 	return n
 }
 
-// Take reads so many bytes.
+// Take reads n bytes.
 func (r *Reader[T]) Take(n uint64) T {
 	if n > uint64(len(r.Rest)) {
 		r.Fail()
@@ -91,10 +89,10 @@ func (r *Reader[T]) Take(n uint64) T {
 	return b
 }
 
-// Text reads a length of at most most, and so many bytes.
+// Text reads a length, at most most, and as many bytes.
 func (r *Reader[T]) Text(most uint64) T { return r.Take(r.Uint(most)) }
 
-// AppendText appends the length of a text, and the text.
+// AppendText appends a string or bytes after their length.
 func AppendText[T string | []byte](to []byte, text T) []byte {
 	return append(binary.AppendUvarint(to, uint64(len(text))), text...)
 }
