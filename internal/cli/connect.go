@@ -23,17 +23,17 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// connection is which node a command asks over gRPC, by its flags, and how it prints the answer. It makes one
-// attempt, and does not look for other nodes.
+// connection is how a command reaches a node over gRPC, and how it prints the answer, as its flags say. It makes one attempt, and does not
+// look for other nodes.
 type connection struct {
 	addr    string // HOST:PORT
 	timeout time.Duration
 	tls     identity
 	output  string // text or json, or id
-	withID  bool   // id is an output
+	withID  bool   // output may be id
 }
 
-// connect calls f with a connection to the node.
+// connect calls f with a connection to the node, and turns f's error into one that names the flag to change.
 func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.ClientConn) error) error {
 	if err := checkOutput(r.output); err != nil && !(r.withID && r.output == "id") {
 		return err
@@ -41,7 +41,7 @@ func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.
 	if r.timeout <= 0 {
 		return fmt.Errorf("timeout: %v is not a time to wait", r.timeout)
 	}
-	// gRPC would take an address without a port for one with port 443.
+	// gRPC would use port 443 for an address without a port.
 	if host, port, err := net.SplitHostPort(r.addr); err != nil || host == "" || port == "" {
 		return fmt.Errorf("addr: %q is not HOST:PORT", r.addr)
 	}
@@ -75,18 +75,18 @@ func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.
 	}
 }
 
-// speaksTLS reports whether who listens at an address answers a TLS handshake. Nothing is sent to it after that.
+// speaksTLS reports whether the server at an address answers a TLS handshake. It sends nothing after that.
 func speaksTLS(ctx context.Context, addr string) bool {
-	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // it is told of, and not trusted
+	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // nothing is sent, so the server need not be trusted
 	conn, err := dialer.DialContext(ctx, "tcp", addr)
 	if err == nil {
-		_ = conn.Close() // which has nothing to say
+		_ = conn.Close() // it was used for the handshake only
 	}
 	_, alert := errors.AsType[tls.AlertError](err)
 	return err == nil || alert
 }
 
-// ownNames is a node's message with the field that it begins with named as commands name it: target.key as key, ttl_ns as ttl.
+// ownNames replaces the field that a node's message begins with by the command's name for it: target.key by key, ttl_ns by ttl.
 func ownNames(message string) string {
 	field, rest, ok := strings.Cut(message, ": ")
 	if !ok || strings.Contains(field, " ") {
@@ -95,10 +95,10 @@ func ownNames(message string) string {
 	return wire.FieldOf(field) + ": " + rest
 }
 
-// private reports whether nobody on the way can read what is sent to the node.
+// private reports whether the connection is encrypted or stays on this host.
 func (r *connection) private() bool { return r.tls.encrypted() || netaddr.LoopbackHostPort(r.addr) }
 
-// register adds them.
+// register adds the flags of a connection.
 func (r *connection) register(fs *pflag.FlagSet) {
 	fs.StringVar(&r.addr, "addr", "127.0.0.1:8081", "gRPC address of a node, HOST:PORT")
 	fs.DurationVar(&r.timeout, "timeout", 2*time.Second, "longest time to wait for the answer")
@@ -110,7 +110,7 @@ func (r *connection) register(fs *pflag.FlagSet) {
 	fs.StringVarP(&r.output, "output", "o", "text", "how to print the answer: text or json")
 }
 
-// command makes a command that asks the node by f, which prints the answer to out.
+// command returns a command that calls f with a connection to the node. f prints the answer to out.
 func (r *connection) command(use, short string, f func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) error) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: namedArgs, RunE: func(cmd *cobra.Command, args []string) error {
 		return r.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error { return f(ctx, conn, args, cmd.OutOrStdout()) })
@@ -119,7 +119,7 @@ func (r *connection) command(use, short string, f func(ctx context.Context, conn
 	return cmd
 }
 
-// checkOutput says what is wrong with an --output.
+// checkOutput returns what is wrong with an --output.
 func checkOutput(output string) error {
 	if output != "text" && output != "json" {
 		return fmt.Errorf("output: %q is not one of text and json", output)
@@ -127,7 +127,7 @@ func checkOutput(output string) error {
 	return nil
 }
 
-// targetFlags are what a command has decided about, by its flags: a policy, or a limit that it sends along.
+// targetFlags are the flags for what a command asks about: a policy, or an inline limit.
 type targetFlags struct {
 	Policy    string `flag:"policy" help:"policy to decide by"`
 	Limit     string `flag:"limit" help:"limit to decide by in place of a policy, as 5/1m"`
@@ -135,7 +135,7 @@ type targetFlags struct {
 	Namespace string `flag:"namespace" help:"namespace of --limit"`
 }
 
-// inline returns the limit to send along, nil where a policy decides. An error names the setting that is to blame.
+// inline returns the inline limit; nil: a policy decides. Its errors name the setting.
 func (f *targetFlags) inline(fs *pflag.FlagSet) (*algo.Limit, error) {
 	switch {
 	case f.Policy == "" && f.Limit == "":
@@ -158,7 +158,7 @@ func (f *targetFlags) inline(fs *pflag.FlagSet) (*algo.Limit, error) {
 	return &algo.Limit{Algorithm: a, Limit: n, Window: window}, nil
 }
 
-// message is the target as weir.v1 has it. inline is what the method of that name returned.
+// message returns the target in the form of weir.v1. inline is the result of the method of that name.
 func (f *targetFlags) message(inline *algo.Limit, key string) *weirv1.Target {
 	t := &weirv1.Target{Policy: f.Policy, Namespace: f.Namespace, Key: key}
 	if inline != nil {

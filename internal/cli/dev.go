@@ -37,7 +37,7 @@ It ends with Ctrl-C and leaves nothing behind.`,
 			if f.Logger, err = newLogger(cmd.ErrOrStderr(), "text", f.LogLevel); err != nil {
 				return err
 			}
-			// The ports of the documentation where they are free, and those that are asked for or none.
+			// If the user has given neither port, a default port that is taken is replaced by any free one.
 			f.AnyPort = !cmd.Flags().Changed("http-port") && !cmd.Flags().Changed("grpc-port")
 			f.Version, f.Command = version(), command(os.Args[0])
 			admission.LimitProcess(f.Logger)
@@ -49,8 +49,8 @@ It ends with Ctrl-C and leaves nothing behind.`,
 	return cmd
 }
 
-// command is how the program is run again that was run as name. "go run" builds it somewhere, under its package's name, and calls it by
-// the whole path.
+// command returns how a user starts the program again that was started as name. "go run" builds a binary in a temporary directory, under the
+// package's name, and starts it by its whole path.
 func command(name string) string {
 	base := strings.TrimSuffix(filepath.Base(name), ".exe")
 	if filepath.IsAbs(name) && (base == "node" || base == "weir" && strings.Contains(name, "go-build")) {
@@ -59,12 +59,12 @@ func command(name string) string {
 	return name
 }
 
-// samples is what a development cluster limits by unless it is given a file.
+// samples are the policies of a development cluster without a policy file.
 //
 //go:embed policies.yaml
 var samples []byte
 
-// devConfig is what a development cluster is started with.
+// devConfig configures a development cluster.
 type devConfig struct {
 	Nodes    int       `flag:"nodes" default:"3" range:"1..9" help:"number of nodes"`
 	HTTP     node.Port `flag:"http-port" default:"8080" help:"port of the first node for HTTP; the others take any free one"`
@@ -72,14 +72,14 @@ type devConfig struct {
 	Policies string    `flag:"policies" help:"policy file (default: sample policies of every algorithm)"`
 	LogLevel string    `flag:"log-level" default:"warn" help:"least important messages logged: debug, info, warn or error"`
 
-	AnyPort bool   // take any free one in place of one that is taken
-	Version string // of the program
-	Command string // that runs the program, in the examples that are printed
+	AnyPort bool   // take any free port in place of one that is taken
+	Version string // the program's version
+	Command string // starts the program, in the examples
 	Logger  *slog.Logger
 }
 
-// runDev runs a development cluster until ctx ends, and prints what to try once it is up.
-// The cluster keeps nothing, and nobody on other hosts reaches it.
+// runDev runs a development cluster until ctx ends, and prints examples once it is ready. The cluster keeps nothing, and other hosts cannot
+// reach it.
 func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 	set, err := policy.Parse("policies.yaml", samples)
 	if err != nil {
@@ -139,7 +139,7 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 	return nil
 }
 
-// devNames are the names of nodes, and as many of them as can be voters, so that strict policies can be tried.
+// devNames returns the names of n nodes, and the most of them that can be voters, so that strict policies work.
 func devNames(n int) (names, voters []string) {
 	for i := range n {
 		names = append(names, fmt.Sprintf("dev-%d", i))
@@ -150,14 +150,14 @@ func devNames(n int) (names, voters []string) {
 	return names, voters
 }
 
-// printExamples says what is running and what to try first.
+// printExamples prints what is running and what to try first.
 func printExamples(w io.Writer, nodes []*node.Node, command string) {
 	fmt.Fprintf(w, "A cluster of %d is up. Any node answers for any key:\n\n", len(nodes))
 	for _, n := range nodes {
 		fmt.Fprintf(w, "  %s  http://%s  grpc %s\n", n.Name(), n.HTTPAddr(), n.GRPCAddr())
 	}
 	var names []string
-	// The sample policy, or the first that can be checked, which a concurrency limit cannot, or a limit sent along.
+	// The examples use the sample policy, or the first policy that can be checked (a concurrency limit cannot), or an inline limit.
 	try := ""
 	for _, p := range nodes[0].Policies().Policies() {
 		names = append(names, p.Name)

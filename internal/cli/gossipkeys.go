@@ -34,7 +34,7 @@ Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
 		newKeyStep("remove ID", "Have all members forget a key that none uses", weirv1.KeyAction_KEY_ACTION_REMOVE))
 }
 
-// newKeyStep is one step of a change of keys.
+// newKeyStep returns the command of one step of a change of keys.
 func newKeyStep(use, short string, action weirv1.KeyAction) (cmd *cobra.Command) {
 	var f connection
 	cmd = f.command(use, short, func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) (err error) {
@@ -63,7 +63,7 @@ func newKeyStep(use, short string, action weirv1.KeyAction) (cmd *cobra.Command)
 	return cmd
 }
 
-// readKey reads one key. It is not taken from the command line, which others on the host can read.
+// readKey reads one key. It is not an argument, because other users of the host can read the command line.
 func readKey(name string, stdin io.Reader) ([]byte, error) {
 	var text []byte
 	var err error

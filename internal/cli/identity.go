@@ -14,7 +14,8 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 )
 
-// identity is how a command proves itself to a node, and has the node prove itself. Without CA, Cert, Key and Name: in plain text.
+// identity has the credentials of a command, and the authorities by which it verifies the node. Without CA, Cert, Key and Name it uses plain
+// text.
 type identity struct {
 	CA        string `flag:"tls-ca-file" help:"authorities (PEM) of the node's certificate; without any of --tls-…: plain text"`
 	Cert      string `flag:"tls-cert-file" help:"certificate (PEM) to present"`
@@ -23,12 +24,12 @@ type identity struct {
 	TokenFile string `flag:"token-file" help:"file with the token to present"`
 }
 
-// encrypted reports whether TLS is spoken.
+// encrypted reports whether the command uses TLS.
 func (c *identity) encrypted() bool {
 	return c.CA != "" || c.Cert != "" || c.Key != "" || c.Name != ""
 }
 
-// with returns a context in which the token, if there is one, goes along with calls to addr.
+// with returns a context whose calls to addr carry the token, if there is one.
 func (c *identity) with(ctx context.Context, addr string) (context.Context, error) {
 	token, err := c.token(addr)
 	if err != nil || token == "" {
@@ -37,7 +38,7 @@ func (c *identity) with(ctx context.Context, addr string) (context.Context, erro
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), nil
 }
 
-// token returns the token to present at addr, empty if there is none.
+// token returns the token for addr, or "" if there is none.
 func (c *identity) token(addr string) (string, error) {
 	if c.TokenFile == "" {
 		return "", nil
@@ -52,7 +53,7 @@ func (c *identity) token(addr string) (string, error) {
 	return token, nil
 }
 
-// readToken reads a token from a file of its own.
+// readToken reads a token from a file that holds nothing else.
 func readToken(name string) (string, error) {
 	data, err := reload.ReadFile(name, 1<<20)
 	if err != nil {
@@ -77,7 +78,7 @@ func (c *identity) transport() (credentials.TransportCredentials, error) {
 	return credentials.NewTLS(config), nil
 }
 
-// config is the same as crypto/tls has it, nil for plain text.
+// config returns the TLS configuration; nil: plain text.
 func (c *identity) config() (*tls.Config, error) {
 	if !c.encrypted() {
 		return nil, nil

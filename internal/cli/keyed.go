@@ -17,7 +17,7 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// amountFlags say what work costs.
+// amountFlags are the flags for the cost of work.
 type amountFlags struct {
 	cost  int64
 	usage map[string]int64
@@ -28,7 +28,7 @@ func (f *amountFlags) register(fs *pflag.FlagSet, what string) {
 	fs.StringToInt64Var(&f.usage, "usage", nil, "tokens by class in place of --cost, for a policy with prices: input=120,output=30")
 }
 
-// given returns the cost as messages have it: nil when it is not given.
+// given returns the cost; nil: the flag is not set.
 func (f *amountFlags) given(fs *pflag.FlagSet) (*int64, error) {
 	switch {
 	case fs.Changed("cost") && fs.Changed("usage"):
@@ -39,7 +39,7 @@ func (f *amountFlags) given(fs *pflag.FlagSet) (*int64, error) {
 	return nil, nil
 }
 
-// keyed is what commands about one key have in common.
+// keyed has the flags of commands about one key.
 type keyed struct {
 	connection
 	targetFlags
@@ -49,7 +49,7 @@ type keyed struct {
 	exact, partial                bool
 }
 
-// askAbout makes a command that asks f of one key, of which how adds flags. cost is that of amountFlags, nil when it is not given.
+// askAbout returns a command that calls f for one key. how adds flags. cost is the result of given.
 func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
 	f func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error) (cmd *cobra.Command) {
 	cmd = k.command(use+" KEY", short, func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) error {
@@ -69,7 +69,7 @@ func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
 	return cmd
 }
 
-// decided prints a decision, of which a refusal is a negative result.
+// decided prints a decision. For a refusal it returns errNegative.
 func (k *keyed) decided(w io.Writer, d *weirv1.Decision, err error) error {
 	switch {
 	case err != nil:
@@ -84,7 +84,7 @@ func (k *keyed) decided(w io.Writer, d *weirv1.Decision, err error) error {
 	return err
 }
 
-// ofReservation registers the flag that names one.
+// ofReservation adds the flag for the id of a reservation.
 func (k *keyed) ofReservation(fs *pflag.FlagSet) {
 	fs.StringVar(&k.reservation, "reservation", "", "the reservation_id that reserve gave")
 }
@@ -98,7 +98,7 @@ func printDecision(w io.Writer, d *weirv1.Decision, asJSON bool) error {
 	return printAnswer(w, word, d, asJSON)
 }
 
-// printAnswer is Decision with a word for what was decided.
+// printAnswer is printDecision with another word for the result.
 func printAnswer(w io.Writer, word string, d *weirv1.Decision, asJSON bool) error {
 	if asJSON {
 		told := wire.Decision(d)
@@ -133,7 +133,7 @@ func printAnswer(w io.Writer, word string, d *weirv1.Decision, asJSON bool) erro
 	return err
 }
 
-// roundUp rounds to the next whole millisecond, so that waiting so long is enough.
+// roundUp rounds up to a whole millisecond, so that a caller that waits for it does not come too early.
 func roundUp(ns int64) time.Duration {
 	return (time.Duration(ns) + time.Millisecond - 1).Truncate(time.Millisecond)
 }

@@ -12,30 +12,30 @@ import (
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
-// limitadorFile is what a limits file says.
+// limitadorFile is the content of a limits file of Limitador.
 type limitadorFile struct {
 	Namespaces []limitadorNamespace // in the order of the file
 	Limits     int
 }
 
-// limitadorNamespace is the limits of a namespace: a domain of Envoy's.
+// limitadorNamespace is the limits of one namespace, which becomes a domain of Envoy.
 type limitadorNamespace struct {
 	Name string
 	root entry
 }
 
-// entry is a descriptor of the other format, in a tree.
+// entry is a descriptor in the format of envoyproxy/ratelimit.
 type entry struct {
 	Key         string         `yaml:"key"`
 	Value       *string        `yaml:"value,omitempty"`
 	Share       bool           `yaml:"share_threshold,omitempty"`
 	Limit       *limitadorRate `yaml:"rate_limit,omitempty"`
 	Descriptors []*entry       `yaml:"descriptors,omitempty"`
-	except      bool           // a condition wants another value
-	line        int            // of the limit
+	except      bool           // a condition with != excludes the value
+	line        int            // line of the limit in the file
 }
 
-// limitadorRate is a rate_limit of the other format.
+// limitadorRate is a rate_limit in the format of envoyproxy/ratelimit.
 type limitadorRate struct {
 	Name       string `yaml:"name,omitempty"`
 	Unlimited  bool   `yaml:"unlimited,omitempty"`
@@ -44,7 +44,7 @@ type limitadorRate struct {
 	Requests   *int64 `yaml:"requests_per_unit,omitempty"`
 }
 
-// looksLikeLimitador reports whether a file is one of these: a list. All other files are maps.
+// looksLikeLimitador reports whether a file is one of Limitador: its root is a list, that of all other files a map.
 func looksLikeLimitador(data []byte) bool {
 	root := strictyaml.New("", data).Root()
 	return root != nil && root.Kind == yaml.SequenceNode
@@ -52,10 +52,10 @@ func looksLikeLimitador(data []byte) bool {
 
 var fields = []string{"id", "namespace", "name", "max_value", "seconds", "conditions", "variables"}
 
-// parseLimitador reads a file; name is its name in mistakes. An error is strictyaml.Errors.
+// parseLimitador parses a limits file. name is its name in mistakes. An error is strictyaml.Errors.
 //
-// Conditions that compare an entry of a descriptor with a text, by == or !=, are understood; other expressions of CEL are mistakes. It
-// does not promise that a converted file limits the same: docs/migrating.md says what differs.
+// It understands conditions that compare an entry of a descriptor with a text, by == or !=; other CEL expressions are mistakes. A converted
+// file may limit differently: docs/migrating.md has the differences.
 func parseLimitador(name string, data []byte) (*limitadorFile, error) {
 	r := reader{Decoder: strictyaml.New(name, data), file: new(limitadorFile)}
 	root := r.Root()
@@ -124,7 +124,7 @@ var (
 	variable  = regexp.MustCompile(`^\s*` + keyOf + `\s*$`)
 )
 
-// parts reads the conditions and variables, in this order.
+// parts reads the conditions, and then the variables.
 func (r *reader) parts(f strictyaml.Fields) (list []limitadorPart) {
 	each := func(field string, pattern *regexp.Regexp, understood string, take func(one strictyaml.Field, m []string)) {
 		for one := range r.Elements(f.Field(field), field) {
@@ -165,7 +165,7 @@ func (r *reader) add(namespace string, parts []limitadorPart, limit *limitadorRa
 		case p.variable:
 			at = at.child(p.key, nil, false)
 		case p.not:
-			// What the value must not be is exempt, unless another limit is for it; all other values share one counter.
+			// The excluded value becomes unlimited, unless another limit is for it (exempt). All other values share one counter.
 			any := "*"
 			at.child(p.key, &p.value, false).except = true
 			at = at.child(p.key, &any, true)
@@ -181,7 +181,7 @@ func (r *reader) add(namespace string, parts []limitadorPart, limit *limitadorRa
 	r.file.Limits++
 }
 
-// child returns the child of a key and value, nil for any, which it adds if there is none.
+// child returns the child with this key and value (nil: any value). It adds the child if there is none.
 func (e *entry) child(key string, value *string, share bool) *entry {
 	for _, c := range e.Descriptors {
 		if c.Key == key && (c.Value == nil) == (value == nil) && (value == nil || *c.Value == *value) {
@@ -193,7 +193,8 @@ func (e *entry) child(key string, value *string, share bool) *entry {
 	return c
 }
 
-// Envoy is the namespace in the format of envoyproxy/ratelimit. Limitador charges all limits of a request or none.
+// Envoy returns the namespace in the format of envoyproxy/ratelimit. Limitador charges all limits of a request or none, so charge is
+// all_or_none.
 func (n *limitadorNamespace) Envoy() ([]byte, error) {
 	n.root.exempt()
 	return yaml.Marshal(struct {
@@ -203,7 +204,7 @@ func (n *limitadorNamespace) Envoy() ([]byte, error) {
 	}{n.Name, "all_or_none", n.root.Descriptors})
 }
 
-// exempt has entries that conditions exclude be unlimited where no other limit is for them.
+// exempt makes the entries that conditions exclude unlimited, unless they have a limit.
 func (e *entry) exempt() {
 	for _, c := range e.Descriptors {
 		if c.except && c.Limit == nil && len(c.Descriptors) == 0 {
@@ -213,7 +214,7 @@ func (e *entry) exempt() {
 	}
 }
 
-// FileName is a name for the namespace's file.
+// FileName returns a name for the namespace's file.
 func (n *limitadorNamespace) FileName() string {
 	return notInName.ReplaceAllString(fmt.Sprintf("%.100s", n.Name), "_") + ".yaml"
 }

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/term"
 )
 
-// progressLine is a line on a terminal that is written again and again while a command works. It is used by one goroutine at a time.
+// progressLine is a line on a terminal that is rewritten while a command works. One goroutine at a time may use it.
 type progressLine struct {
 	w     io.Writer // nil: not a terminal
 	shown bool
 }
 
-// newProgressLine returns a line that is only written where w is a terminal.
+// newProgressLine returns a line that is written only if w is a terminal.
 func newProgressLine(w io.Writer) progressLine {
 	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		return progressLine{w: w}
@@ -23,7 +23,7 @@ func newProgressLine(w io.Writer) progressLine {
 	return progressLine{}
 }
 
-// Show writes the line in the place of the one before.
+// Show writes the line over the last one.
 func (l *progressLine) Show(format string, args ...any) {
 	if l.w != nil {
 		l.shown = true
@@ -31,14 +31,14 @@ func (l *progressLine) Show(format string, args ...any) {
 	}
 }
 
-// Clear takes the line away.
+// Clear removes the line.
 func (l *progressLine) Clear() {
 	if l.shown {
 		fmt.Fprint(l.w, "\r\x1b[K")
 	}
 }
 
-// bar is as much of a bar of 30 characters as part is of a positive whole.
+// bar returns part of a bar of 30 characters, in proportion to part of whole. whole must be positive.
 func bar(part, whole int64) string {
 	const length = 30
 	done := int(min(part*length/whole, length))

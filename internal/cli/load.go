@@ -17,10 +17,10 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// loadGC is GOGC while load is generated: that of the callers in bench.
+// loadGC is GOGC while load is generated, as in bench.
 const loadGC = 400
 
-// loadFlags are those of weir load.
+// loadFlags are the flags of weir load.
 type loadFlags struct {
 	targetFlags
 	Connections          int `flag:"connections" default:"1" range:"1..10000" help:"connections to each address, over grpc"`
@@ -96,8 +96,8 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	cfg.Progress = func(p load.Progress) {
 		line.Show("[%s] %v of %v  %s checks  p99 %v", bar(int64(p.Elapsed), int64(p.Of)), p.Elapsed.Round(time.Second), p.Of, humanize.Comma(p.Sent), short(p.P99))
 	}
-	// A generator holds so little that it would collect many times a second, and take the processor from those it measures: a third
-	// more CPU time a check, where both are on one machine.
+	// The generator holds so little memory that it would collect many times a second, and take CPU from the nodes that it measures: a third
+	// more CPU time a check if both are on one machine.
 	defer debug.SetGCPercent(debug.SetGCPercent(loadGC))
 	result, err := load.Run(ctx, cfg)
 	line.Clear()
@@ -116,7 +116,7 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	return nil
 }
 
-// bound is --at-most, or the most that --limit lets through in its window.
+// bound returns --at-most, or else the most that --limit admits in its window.
 func (f *loadFlags) bound(inline *algo.Limit) (*load.Bound, error) {
 	if f.atMost == "" {
 		return load.BoundOf(inline)
@@ -128,7 +128,7 @@ func (f *loadFlags) bound(inline *algo.Limit) (*load.Bound, error) {
 	return &load.Bound{Units: n, Window: window}, nil
 }
 
-// printLoad prints what came of a run of checks over a protocol.
+// printLoad prints the result of a run.
 func printLoad(w io.Writer, run *load.Config, over string, r *load.Result, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(r)
@@ -161,7 +161,7 @@ func printLoad(w io.Writer, run *load.Config, over string, r *load.Result, asJSO
 	return err
 }
 
-// short is a duration with three digits, about.
+// short rounds a duration to about three digits.
 func short(d time.Duration) time.Duration {
 	unit := time.Nanosecond
 	for unit*1000 <= d {

@@ -1,7 +1,10 @@
-// Package cli is the weir command: a node, and the commands to work with a cluster, a file for each. It is what cmd/weir and cmd/node run.
+// Package cli is the weir command: a node, and commands for clusters, each in a file. cmd/weir and cmd/node run it.
 //
-// A flag may be set by the environment and by a YAML file, under one name. What is printed as text may change at any time; what is printed
-// as JSON is part of the API. Content from callers or files, such as a key, is quoted where it could control a terminal.
+// The path of a command: run (this file) builds the tree of commands → cobra parses the flags → fillFlags (settings.go) adds the environment
+// and the file of --config → the command runs, through connection (connect.go) if it asks a node → run turns its error into an exit status.
+//
+// A flag, its variable in the environment and its field in a YAML file have one name. Text output may change at any time; JSON output is part
+// of the API. Text from callers or files, such as a key, is quoted if it could control a terminal.
 package cli
 
 import (
@@ -31,20 +34,20 @@ const (
 	exitError    = 2 // a bad flag, a port taken, a missing file, a node that cannot be reached
 )
 
-// errNegative ends a command with exitNegative, after it has said what there is to say.
+// A command returns errNegative for exitNegative, after it has printed everything.
 var errNegative = errors.New("negative result")
 
-// Main carries out the process's command line, and ends the process.
+// Main runs the process's command line, and ends the process.
 func Main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run carries out a command line. The first interrupt or termination signal ends it gracefully; a second one kills, or
-// is handled by the command (see stopNode).
+// run runs a command line. The first interrupt or termination signal ends ctx. A second one kills the process, or is handled by the command
+// (see stopNode).
 func run(args []string, stdout, stderr io.Writer) int {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	context.AfterFunc(ctx, cancel) // from then on signals have their usual effect
+	context.AfterFunc(ctx, cancel) // later signals have their usual effect
 
 	root := newRoot()
 	root.SetArgs(args)
@@ -57,7 +60,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errNegative):
 		return exitNegative
 	}
-	// Nor does the end wait for somebody who does not read.
+	// LogQueue, so that the end of the process does not wait for a reader of stderr.
 	last := observe.NewLogQueue(stderr, observe.LogQueueConfig{MaxBytes: admission.LogQueue})
 	fmt.Fprintln(last, "weir:", flagged(cmd.Flags(), err))
 	within, stop := context.WithTimeout(context.Background(), flushTimeout)
@@ -79,12 +82,12 @@ Start with:  weir dev`,
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultCompletionCmd()
 	if completion, _, err := root.Find([]string{"completion"}); err == nil {
-		completion.RunE = root.RunE // without it cobra succeeds whatever comes after the command
+		completion.RunE = root.RunE // without RunE cobra succeeds whatever follows the command
 	}
 	return root
 }
 
-// newHelp replaces cobra's own command, which takes a mistyped command for a question about weir, and succeeds.
+// newHelp replaces cobra's help command, which takes a mistyped command for a question about weir and succeeds.
 func newHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [COMMAND]",
@@ -97,20 +100,20 @@ func newHelp() *cobra.Command {
 			if err := noCommand(about, rest); err != nil {
 				return err
 			}
-			about.InitDefaultHelpFlag() // so that it is among the flags
+			about.InitDefaultHelpFlag() // so that Help lists it
 			return about.Help()
 		},
 	}
 }
 
-// group makes a command that is only the name of others.
+// group returns a command that only has subcommands.
 func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: noCommand, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(commands...)
 	return cmd
 }
 
-// namedArgs takes the arguments that a command's Use names.
+// namedArgs accepts exactly the arguments that a command's Use names.
 func namedArgs(cmd *cobra.Command, args []string) error {
 	names := strings.Fields(cmd.Use)[1:]
 	switch {
@@ -122,7 +125,7 @@ func namedArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// noCommand takes no arguments where commands are expected: what there is instead is a mistyped one.
+// noCommand accepts no arguments: an argument in place of a subcommand is a mistyped one.
 func noCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -135,10 +138,10 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), like)
 }
 
-// release and commit are set by the linker (-X) where a release or an image is built.
+// The linker sets release and commit (-X) when a release or an image is built.
 var release, commit string
 
-// version is what the linker was told, otherwise the module's version when the binary was built from a tagged module, otherwise "devel".
+// version returns release, or the module's version if the binary was built from a tagged module, or "devel".
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if release != "" || !ok || info.Main.Version == "(devel)" {
@@ -147,7 +150,7 @@ func version() string {
 	return cmp.Or(info.Main.Version, "devel")
 }
 
-// build names the version, the commit, the Go release and the platform.
+// build returns the version, the commit, the Go release and the platform.
 func build() string {
 	c := cmp.Or(commit, "unknown")
 	if info, ok := debug.ReadBuildInfo(); ok && commit == "" {

@@ -37,7 +37,7 @@ Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with noth
 		newOverrideList())
 }
 
-// changeOverride asks a node to change the override of a key or a prefix.
+// changeOverride has a node change the override of a key or a prefix.
 type changeOverride func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error)
 
 func newOverrideChange(use, short string, ask changeOverride) *cobra.Command {
@@ -93,7 +93,7 @@ func printOverrides(w io.Writer, list *weirv1.ListOverridesResponse, asJSON bool
 	})
 }
 
-// subject is what an override is for. Keys are quoted: they may hold anything.
+// subject returns what an override is for. Keys are quoted, because they may hold any text.
 func subject(o *weirv1.Override) string {
 	if o.Prefix != "" {
 		return "prefix " + strconv.Quote(o.Prefix)
@@ -101,7 +101,7 @@ func subject(o *weirv1.Override) string {
 	return "key " + strconv.Quote(o.Key)
 }
 
-// printOverrideChange prints what a change has come to: as text, or the JSON of PUT /v1/overrides.
+// printOverrideChange prints the result of a change: as text, or the JSON of PUT /v1/overrides.
 func printOverrideChange(w io.Writer, change *weirv1.OverrideChange, asJSON bool) error {
 	if asJSON {
 		return indented(w, httpapi.MarshalOverrideChange, change)

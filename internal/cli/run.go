@@ -19,7 +19,7 @@ import (
 	"github.com/weirlimit/weir/limiter"
 )
 
-// runFlags are the settings of one node: those of node.Config, and what Config has in another form.
+// runFlags are the settings of one node: those of node.Config, and the flags that become fields of Config.
 type runFlags struct {
 	Node          node.Config
 	UnknownPolicy string `flag:"unknown-policy" default:"error" help:"answer to a check of a policy that does not exist: error, allow or deny"`
@@ -51,20 +51,20 @@ the process at once, SIGHUP reads the policy file, certificates and keys again.`
 	return cmd
 }
 
-// flushTimeout is how long a node that has stopped waits for who reads its log and its standard output, at most.
+// flushTimeout bounds how long a stopped node waits for the readers of its log and its standard output.
 const flushTimeout = time.Second
 
-// run runs a node until it is told to stop. unknown are variables in the environment that look like settings and are not.
+// run runs a node until ctx ends or the node fails. unknown has variables of the environment that look like settings and are none.
 func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []string) error {
 	var logger *slog.Logger
 	out := observe.NewLogQueue(stdout, observe.LogQueueConfig{MaxBytes: admission.LogQueue})
 	log := observe.NewLogQueue(stderr, observe.LogQueueConfig{MaxBytes: admission.LogQueue, OnDropped: func(lines uint64) {
-		logger.Warn("log lines dropped", "count", lines, "hint", "whoever reads the log does not keep up")
+		logger.Warn("log lines dropped", "count", lines, "hint", "the reader of the log does not keep up")
 	}})
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
 		defer cancel()
-		_, _ = out.Close(ctx), log.Close(ctx) // what their readers have not taken by then is lost
+		_, _ = out.Close(ctx), log.Close(ctx) // lines that were not read by then are lost
 	}()
 	cfg, err := f.nodeConfig(log)
 	if err != nil {
@@ -78,7 +78,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 	admission.LimitProcess(cfg.Logger)
 	outliveLog()
 	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP) // before the node starts: unhandled, the signal would end it
+	signal.Notify(hup, syscall.SIGHUP) // before the node starts: without it, the signal would end the process
 	defer signal.Stop(hup)
 	n, err := node.Start(ctx, cfg)
 	if err != nil {
@@ -100,7 +100,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 	}
 }
 
-// stopNode has a node hand everything over and end. A signal that comes meanwhile aborts that, which is the error.
+// stopNode stops a node. If a signal comes meanwhile, it returns an error at once.
 func stopNode(n *node.Node, grace time.Duration, log *slog.Logger) error {
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, os.Interrupt, syscall.SIGTERM)
@@ -115,17 +115,17 @@ func stopNode(n *node.Node, grace time.Duration, log *slog.Logger) error {
 	case <-stopped:
 		return nil
 	case s := <-again:
-		// The process is about to end, and the goroutine with it.
+		// The process ends now, and the goroutine with it.
 		log.Warn("stop aborted by another signal", "signal", s.String())
 		return fmt.Errorf("%v while stopping: ended at once, without handing over what was left", s)
 	}
 }
 
-// outliveLog has a node go on when whoever reads its log or its standard output is gone. Otherwise the next line would end
-// it with SIGPIPE, and nothing would be handed over.
+// outliveLog keeps the process running if the reader of its log or its standard output is gone. Otherwise SIGPIPE would end it at the next
+// line, without a hand-over.
 func outliveLog() { signal.Ignore(syscall.SIGPIPE) }
 
-// nodeConfig turns flags into a node's configuration, which the node validates.
+// nodeConfig returns the node's configuration, which the node validates.
 func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 	cfg := f.Node
 	cfg.Version = version()
@@ -148,7 +148,7 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 
 var unknownPolicies = map[string]limiter.Unknown{"error": limiter.UnknownError, "allow": limiter.UnknownAllow, "deny": limiter.UnknownDeny}
 
-// newLogger returns a logger in a format, text or json, for messages of a level and above.
+// newLogger returns a logger with a format, text or json, and a lowest level.
 func newLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {

@@ -26,18 +26,17 @@ func registerSettings(flags *pflag.FlagSet, of any) {
 		case *bool:
 			flags.BoolVar(to, s.Name, false, s.Help)
 		case *float64:
-			number, _ := strconv.ParseFloat(s.Default, 64) // TestDefaults: it is one
+			number, _ := strconv.ParseFloat(s.Default, 64) // TestDefaults checks that it is a number
 			flags.Float64Var(to, s.Name, number, s.Help)
 		default:
-			_ = s.Set(s.Default) // the same
+			_ = s.Set(s.Default) // TestDefaults checks it
 			flags.Var(s, s.Name, s.Help)
 		}
 	}
 }
 
-// fillFlags gives every flag that the command line left alone its value from the environment (WEIR_HTTP_PORT for
-// --http-port) or, failing that, from the YAML file that --config names (http-port: 8080). Flag, environment, file: the
-// first that says something counts.
+// fillFlags sets every flag that the command line has not set: from the environment (WEIR_HTTP_PORT for --http-port), or else from the YAML
+// file of --config (http-port: 8080).
 func fillFlags(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
 	fromEnv := func(f *pflag.Flag) error {
 		name := "WEIR_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
@@ -66,7 +65,7 @@ func fillFlags(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
 	return fillFromYAML(flags, f.Value.String(), data)
 }
 
-// unknownVariables lists the variables of an environment that begin like settings and are none, such as misspelt ones.
+// unknownVariables returns the variables of an environment that begin like settings and are none, such as misspelt ones.
 func unknownVariables(flags *pflag.FlagSet, environ []string) []string {
 	var unknown []string
 	for _, v := range environ {
@@ -79,10 +78,10 @@ func unknownVariables(flags *pflag.FlagSet, environ []string) []string {
 	return unknown
 }
 
-// maxConfig is the size in bytes of the largest file with settings.
+// maxConfig is the largest size of a file with settings, in bytes.
 const maxConfig = 1 << 20
 
-// fillFromYAML sets the flags that have not been set by what a file of the given name holds.
+// fillFromYAML sets the flags that are not set from a file's content.
 func fillFromYAML(flags *pflag.FlagSet, file string, data []byte) error {
 	d := strictyaml.New(file, data)
 	var known []string
@@ -111,7 +110,7 @@ func fillFromYAML(flags *pflag.FlagSet, file string, data []byte) error {
 	return errors.Join(errs...)
 }
 
-// set gives a flag the value of a field: whatever is written there, or the elements of a list.
+// set sets a flag to the value of a field: a scalar's text, or the elements of a list.
 func set(d *strictyaml.Decoder, flags *pflag.FlagSet, f *pflag.Flag, one strictyaml.Field) {
 	text := one.Node.Value
 	switch {
@@ -131,8 +130,7 @@ func set(d *strictyaml.Decoder, flags *pflag.FlagSet, f *pflag.Flag, one stricty
 	}
 }
 
-// flagged is an error's text, in which lines that begin with the names of settings begin with their flags: libraries know settings, and
-// flags have their names.
+// flagged returns an error's text. In lines that begin with the names of settings, it puts -- before the names.
 func flagged(flags *pflag.FlagSet, err error) string {
 	var b strings.Builder
 	for line := range strings.Lines(err.Error()) {

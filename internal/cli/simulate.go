@@ -16,7 +16,7 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// simulateFlags are those of weir simulate.
+// simulateFlags are the flags of weir simulate.
 type simulateFlags struct {
 	input, policies, html, output string
 	only                          []string
@@ -122,7 +122,7 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 	return report.Write(stdout, f.html, f.output == "json")
 }
 
-// open opens the input; errors name the flag to blame.
+// open opens the input. Its errors name the flag.
 func (f *simulateFlags) open(stdin io.Reader) (*simulate.Log, func() error, error) {
 	cfg := simulate.LogConfig{Format: simulate.Format(f.format), Field: f.key, Name: f.input}
 	if f.keyRegexp != "" {
@@ -147,5 +147,5 @@ func (f *simulateFlags) open(stdin io.Reader) (*simulate.Log, func() error, erro
 	return log, closeInput, nil
 }
 
-// progressEvery is how many events pass between two updates of the line.
+// progressEvery is how many events pass between two updates of the progress line.
 const progressEvery = 200_000

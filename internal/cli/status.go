@@ -32,7 +32,7 @@ func newStatus() *cobra.Command {
 		})
 }
 
-// indented prints the JSON of a message for eyes.
+// indented prints a message as indented JSON.
 func indented[M any](w io.Writer, marshal func(M) ([]byte, error), message M) error {
 	text, err := marshal(message)
 	if err != nil {
@@ -46,12 +46,12 @@ func indented[M any](w io.Writer, marshal func(M) ([]byte, error), message M) er
 	return err
 }
 
-// columns adds lines of cells with tabs between them to b as a table.
+// columns appends a table to b: head, and lines of cells with tabs between them.
 func columns(b *bytes.Buffer, head string, lines func(t io.Writer)) {
 	t := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, head)
 	lines(t)
-	_ = t.Flush() // a buffer takes everything
+	_ = t.Flush() // a buffer takes all writes
 }
 
 // table prints one table.
@@ -92,7 +92,7 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
 	})
 	fmt.Fprintln(b)
 	head = "NAME\tHELD\tMOVING\tAWAITED\tCOPIES\tWITHOUT COPY\tUNSENT KEYS\tGRANTED\tVOTER\tHIGHEST TERM\tSETTLED"
-	columns(b, head, func(t io.Writer) { // what is held, and what is in progress
+	columns(b, head, func(t io.Writer) { // what each member holds, and what is in progress
 		for _, m := range st.Members {
 			if o := m.Ownership; o != nil {
 				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", m.Name, o.Held, o.Moving, o.Awaited, o.Copies,
@@ -113,7 +113,7 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
 	return err
 }
 
-// printDisks prints how the members keep the counters of persistent policies, if any do.
+// printDisks prints the state of the members' disks, if any member has one.
 func printDisks(b *bytes.Buffer, st *weirv1.StatusResponse) {
 	kept := func(m *weirv1.Member) bool { return m.Ownership.GetDisk() != nil }
 	if !slices.ContainsFunc(st.Members, kept) {
@@ -130,7 +130,7 @@ func printDisks(b *bytes.Buffer, st *weirv1.StatusResponse) {
 	})
 }
 
-// yes is the cell for something that is so, or else no.
+// yes returns "yes" or no.
 func yes(so bool, no string) string {
 	if so {
 		return "yes"

@@ -20,7 +20,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// topFlags are those of weir top.
+// topFlags are the flags of weir top.
 type topFlags struct {
 	connection
 	order, policy string
@@ -81,14 +81,14 @@ func (f *topFlags) fetch(ctx context.Context, ask *weirv1.TopKeysRequest) (top *
 
 // ANSI control sequences (ECMA-48).
 const (
-	alternateScreen = "\x1b[?1049h\x1b[?25l" // and no cursor
+	alternateScreen = "\x1b[?1049h\x1b[?25l" // hides the cursor as well
 	usualScreen     = "\x1b[?25h\x1b[?1049l"
 	home            = "\x1b[H"
 	endOfLine       = "\x1b[K\r\n"
 	endOfScreen     = "\x1b[J"
 )
 
-// liveTop shows a screen that is refreshed until q, or the end of ctx.
+// liveTop shows a screen and refreshes it until q is pressed or ctx ends.
 func liveTop(ctx context.Context, ask *weirv1.TopKeysRequest, fetch func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error), interval time.Duration, in, out *os.File) error {
 	before, err := term.MakeRaw(int(in.Fd()))
 	if err != nil {
@@ -96,7 +96,7 @@ func liveTop(ctx context.Context, ask *weirv1.TopKeysRequest, fetch func(context
 	}
 	defer func() {
 		fmt.Fprint(out, usualScreen)
-		_ = term.Restore(int(in.Fd()), before) // there is nobody left who could do more
+		_ = term.Restore(int(in.Fd()), before) // if this fails, nothing else can restore the terminal
 	}()
 	fmt.Fprint(out, alternateScreen)
 	pressed := make(chan byte)
@@ -131,7 +131,7 @@ func liveTop(ctx context.Context, ask *weirv1.TopKeysRequest, fetch func(context
 		case <-tick.C:
 		case key, ok := <-pressed:
 			switch {
-			case !ok, key == 'q', key == 3, key == 4: // ^C and ^D are only bytes now
+			case !ok, key == 'q', key == 3, key == 4: // in raw mode ^C and ^D are only bytes
 				return nil
 			case key == 'b':
 				ask.Order = weirv1.KeyOrder_KEY_ORDER_BUSIEST
@@ -144,7 +144,7 @@ func liveTop(ctx context.Context, ask *weirv1.TopKeysRequest, fetch func(context
 	}
 }
 
-// topScreen is the whole screen, of that size. err is why there is nothing to show.
+// topScreen returns the whole screen of this size. err is why there is nothing to show.
 func topScreen(order weirv1.KeyOrder, top *weirv1.TopKeysResponse, err error, width, height int) string {
 	var b bytes.Buffer
 	if err != nil {
@@ -161,7 +161,7 @@ func topScreen(order weirv1.KeyOrder, top *weirv1.TopKeysResponse, err error, wi
 	return home + strings.Join(lines[:min(len(lines), height)], endOfLine) + "\x1b[K" + endOfScreen
 }
 
-// fitted is as much of a line as fits.
+// fitted returns the beginning of a line that fits into width.
 func fitted(line string, width int) string {
 	runes := []rune(line)
 	return string(runes[:min(len(runes), max(width, 0))])
@@ -178,7 +178,7 @@ func printTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, a
 	return err
 }
 
-// writeTop prints tables of policies and keys. width is that of the terminal, 0 where there is none: keys are then not shortened.
+// writeTop writes tables of policies and keys. width is the terminal's; 0: there is none, and keys are not shortened.
 func writeTop(w *bytes.Buffer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, width int) {
 	fmt.Fprintf(w, "%s keys of the last %v, as %s knows from %d of %d members\n", httpapi.KeyOrders()[order],
 		time.Duration(top.CountedNs).Truncate(time.Second), top.Node, len(top.Members), len(top.Members)+len(top.Unreachable))
@@ -226,10 +226,10 @@ func writeTop(w *bytes.Buffer, order weirv1.KeyOrder, top *weirv1.TopKeysRespons
 	}
 }
 
-// besideKey is about how many characters the other columns take beside a key.
+// besideKey is the approximate width of the columns other than the key.
 const besideKey = 60
 
-// printable is a caller's text as it can be shown on a terminal: quoted where it holds what could control one, or hide.
+// printable returns a caller's text for a terminal: quoted if it has characters that could control the terminal, or are not visible.
 func printable(text string) string {
 	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == '"' }) {
 		return strconv.Quote(text)

@@ -54,14 +54,14 @@ Exit status: 0 no mistakes, 1 mistakes, 2 a file cannot be read.`,
 	return cmd
 }
 
-// validateOptions say how files are read and what is printed.
+// validateOptions says how files are read and what is printed.
 type validateOptions struct {
 	Envoy   envoy.Options // of files for Envoy
-	Convert string        // directory that Limitador's limits are written to as files for Envoy; empty: nowhere
+	Convert string        // directory for Limitador's limits as files for Envoy; empty: they are not written
 	JSON    bool          // print JSON in place of text
 }
 
-// checker collects the findings about all files.
+// checker collects the findings of all files.
 type checker struct {
 	validateOptions
 	w, stderr          io.Writer
@@ -70,10 +70,9 @@ type checker struct {
 	forEnvoy           []envoy.File
 }
 
-// validateFiles checks all files, those after one that cannot be read as well. Files for Envoy are checked together, so that a domain that
-// two of them describe is found; see validateOptions. Limitador's limits are written to validateOptions.Convert, if that is not empty. ok is false
-// where a file has mistakes; an error is about one that cannot be read.
-// What depends on the node that is to read the files is a warning.
+// validateFiles checks all files, even if one cannot be read. It checks files for Envoy together, so that it finds a domain that two of them
+// describe; see validateOptions. It writes Limitador's limits to validateOptions.Convert, if that is not empty. ok is false if a file has
+// mistakes; err is about files that cannot be read. Findings that depend on the node that will read the files are warnings.
 func validateFiles(w, stderr io.Writer, files []string, opts validateOptions) (ok bool, err error) {
 	c := checker{validateOptions: opts, w: w, stderr: stderr, mistakes: strictyaml.Errors{}, warnings: strictyaml.Errors{}}
 	for _, name := range files {
@@ -92,7 +91,7 @@ func validateFiles(w, stderr io.Writer, files []string, opts validateOptions) (o
 	return ok, errors.Join(c.unread...)
 }
 
-// take notes and prints the findings about a file. what is the content of one without mistakes, such as "3 policies".
+// take notes and prints the findings of a file. what describes the content of a file without mistakes, such as "3 policies".
 func (c *checker) take(file, what string, warnings strictyaml.Errors, err error) {
 	var found strictyaml.Errors
 	switch {
@@ -114,7 +113,7 @@ func (c *checker) take(file, what string, warnings strictyaml.Errors, err error)
 	}
 }
 
-// check checks a file, or puts it aside for checkEnvoy, as it does with all files of a directory.
+// check checks a file, or keeps it for checkEnvoy, as it does with all files of a directory.
 func (c *checker) check(name string) {
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
 		list, err := envoy.ReadDir(name)
@@ -161,7 +160,7 @@ func (c *checker) checkEnvoy() {
 	c.take(strings.Join(names, ", "), what, nil, nil)
 }
 
-// fromLimitador checks a file of Limitador's, and writes what it says in the format of files for Envoy to dir, if that is not empty.
+// fromLimitador checks a file of Limitador, and writes it in Envoy's format to dir, if that is not empty.
 func fromLimitador(name string, data []byte, dir string) (what string, err error) {
 	read, err := parseLimitador(name, data)
 	if err != nil {
@@ -174,7 +173,7 @@ func fromLimitador(name string, data []byte, dir string) (what string, err error
 			return "", err
 		}
 		path := filepath.Join(dir, n.FileName())
-		// What differs between the formats, such as two descriptors that are one there, shows here.
+		// Parse finds limits that Envoy's format cannot tell apart, such as two descriptors that are one there.
 		if _, err := envoy.Parse([]envoy.File{{Name: path, Data: text}}, envoy.Options{}); err != nil {
 			return "", err
 		}
