@@ -23,22 +23,22 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Nodes names nodes, the protocol and the limit to ask them for. Its Askers return the nodes' answers: they remember no refusals and
-// admit nothing by themselves. A check that shadow mode admits beyond its limit counts as refused.
+// Nodes has the nodes to ask, the protocol and the limit. Its Askers return the nodes' answers: they remember no refusals and borrow nothing.
+// A check that shadow mode admits beyond its limit counts as refused.
 type Nodes struct {
 	Over        string   // grpc (a call each), stream (the Go client), http or resp
-	Addrs       []string // of nodes, used in turn; none: loopback, with the usual port
+	Addrs       []string // of nodes, used in turn; none: loopback, with the default port
 	Connections int      // to each address, over grpc; at least 1
-	Concurrency int      // checks in flight at most
+	Concurrency int      // most checks in flight
 	Timeout     time.Duration
 	TLS         *tls.Config                       // nil: plain text
-	Token       func(addr string) (string, error) // to present at an address, empty for none; nil: none
+	Token       func(addr string) (string, error) // returns the token for an address, empty for none; nil: no token
 	Target      *weirv1.Target                    // without a key
-	Inline      *algo.Limit                       // of Target, if it has one
+	Inline      *algo.Limit                       // the limit of Target, if it has one
 	Cost        int64
 }
 
-// Open connects to the nodes. closeAll closes all askers.
+// Open connects to the nodes. The caller must call closeAll at the end.
 func (n Nodes) Open() (askers []Asker, closeAll func(), err error) {
 	if err := n.validate(); err != nil {
 		return nil, nil, err
@@ -55,7 +55,7 @@ func (n Nodes) Open() (askers []Asker, closeAll func(), err error) {
 	var closers []func() error
 	closeAll = func() {
 		for _, c := range closers {
-			_ = c() // the run is over
+			_ = c() // an error does not matter after the run
 		}
 	}
 	add := func(a Asker, c func() error) { askers, closers = append(askers, a), append(closers, c) }
@@ -82,7 +82,7 @@ func (n Nodes) Open() (askers []Asker, closeAll func(), err error) {
 	return askers, closeAll, nil
 }
 
-// validate names the setting that cannot be, and fills in the usual address.
+// validate returns an error that names the invalid setting, and sets the default address.
 func (n *Nodes) validate() error {
 	usual := map[string]string{"grpc": "8081", "stream": "8081", "http": "8080", "resp": "6380"}
 	port, ok := usual[n.Over]
@@ -120,7 +120,7 @@ func (n *Nodes) openGRPC(token string, add func(Asker, func() error)) error {
 	return nil
 }
 
-// grpcAsker makes a call for each check.
+// grpcAsker makes a unary call for each check.
 type grpcAsker struct {
 	target  *weirv1.Target // without a key
 	cost    int64
@@ -131,7 +131,7 @@ type grpcAsker struct {
 // Ask implements Asker.
 func (a *grpcAsker) Ask(ctx context.Context, key string) (Answer, error) {
 	target := &weirv1.Target{Policy: a.target.Policy, Limit: a.target.Limit, Namespace: a.target.Namespace, Key: key}
-	if a.token != "" { // Nodes.Token has allowed it to travel
+	if a.token != "" { // Nodes.Token has decided that it may be sent
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+a.token)
 	}
 	r, err := a.service.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: target, Cost: &a.cost}}})
@@ -149,14 +149,14 @@ func (a *grpcAsker) Ask(ctx context.Context, key string) (Answer, error) {
 	}, nil
 }
 
-// streamAsker asks by way of the Go client.
+// streamAsker asks through the Go client.
 type streamAsker struct {
 	limiter *client.Limiter
 	cost    int64
 }
 
 func (n *Nodes) openStream(token string, add func(Asker, func() error)) error {
-	// Each check is to travel, and one that no node answers is not to count as admitted.
+	// Each check must go to a node, and a check that no node answers must not count as admitted.
 	opts := []client.Option{client.WithoutMemory(), client.WithoutLoans(), client.WithOnError(client.FailClosed), client.WithTimeout(n.Timeout)}
 	if n.TLS != nil {
 		opts = append(opts, client.WithTLS(n.TLS))
@@ -180,14 +180,14 @@ func (n *Nodes) openStream(token string, add func(Asker, func() error)) error {
 func (a *streamAsker) Ask(ctx context.Context, key string) (Answer, error) {
 	d, err := a.limiter.AllowN(ctx, key, a.cost)
 	if err == nil && d.FailedClosed && d.Limit == 0 {
-		err = errors.New("no node answered") // but the client, for them
+		err = errors.New("no node answered") // this answer is the client's own
 	}
 	return Answer{
 		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit, Window: d.Window,
 	}, err
 }
 
-// httpCheck is a check as POST /v1/check has it.
+// httpCheck is the body of POST /v1/check.
 type httpCheck struct {
 	Policy    string     `json:"policy,omitempty"`
 	Namespace string     `json:"namespace,omitempty"`
@@ -202,7 +202,7 @@ type httpLimit struct {
 	Window    string `json:"window"`
 }
 
-// httpAsker posts each check.
+// httpAsker sends POST /v1/check.
 type httpAsker struct {
 	check  httpCheck // without a key
 	url    string
@@ -223,7 +223,7 @@ func (n *Nodes) overHTTP(addr, token string, transport *http.Transport) *httpAsk
 	return a
 }
 
-// maxAnswer is the size in bytes of the largest answer to a check that is read.
+// maxAnswer bounds the bytes that are read of an answer.
 const maxAnswer = 64 << 10
 
 // Ask implements Asker.

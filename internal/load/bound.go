@@ -10,33 +10,31 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// Bound is what the answers are held to: of each key, at most Units are admitted in any window of length Window.
+// Bound is the bound that admissions are checked against: of each key, at most Units are admitted in any window of length Window.
 //
-// The owner's clock decides, and is not seen here. What is seen is that each admission was decided between the moment its check
-// was sent and the moment its answer came. So an excess is only reported where it is certain: when admissions of more than Units
-// were all sent at or after some moment, and all answered before that moment plus Window, less a thousandth for clocks that do not
-// run at the same rate. Admissions by a fail policy count.
+// The owner's clock decides, and is not known here. Known is that each admission was decided between the sending of its check and the arrival
+// of its answer. So an excess is reported only if it is certain: if admissions of more than Units were all sent at or after one moment, and
+// all answered before that moment plus Window, less a thousandth for the drift of clocks. Admissions by a fail policy count.
 type Bound struct {
 	Units  int64         `json:"units"`
 	Window time.Duration `json:"window_ns"`
 }
 
-// driftParts is the part of a window that two clocks may differ by over its length: clocks are disciplined to 500 parts in a million.
+// driftParts bounds the drift of two clocks: by this part of a window over its length. Clocks are disciplined to 500 parts in a million.
 const driftParts = 1000
 
-// Verdict says whether a Bound was kept.
+// Verdict says whether the admissions kept to a Bound.
 type Verdict struct {
 	Bound
 	Holds bool `json:"holds"`
-	// Most is the largest number of units that one key was certainly admitted in one window, and Key that key, empty when none
-	// was admitted.
+	// Most is the largest number of units that one key was certainly admitted in one window. Key is that key; empty: nothing was admitted.
 	Most int64  `json:"most"`
 	Key  string `json:"key,omitempty"`
 
 	key int32
 }
 
-// BoundOf is what a limit lets through in its window at most; nil for none.
+// BoundOf returns the most that a limit admits in its window; nil for a nil limit.
 func BoundOf(l *algo.Limit) (*Bound, error) {
 	if l == nil {
 		return nil, nil
@@ -46,14 +44,14 @@ func BoundOf(l *algo.Limit) (*Bound, error) {
 	case algo.Concurrency:
 		return nil, errors.New("algorithm: concurrency takes leases, not checks")
 	case algo.SlidingLog, algo.SlidingWindow:
-	default: // across a boundary, or a full bucket and what comes back meanwhile
+	default: // on both sides of a boundary, or a full bucket and its refill
 		b.Units *= 2
 	}
 	return b, nil
 }
 
-// Learn returns the bound for a policy, from the limit of a key that a node tells: under every algorithm, no more than twice the limit
-// passes in a window. It is nil where no node tells a limit.
+// Learn returns a bound for a policy, from the limit that a node returns for a key: every algorithm admits at most twice the limit in a
+// window. It returns nil if no node returns a limit.
 func (n Nodes) Learn(ctx context.Context, key string) *Bound {
 	n.Cost, n.Connections = 0, 1 // a peek
 	askers, closeAll, err := n.Open()
@@ -70,13 +68,13 @@ func (n Nodes) Learn(ctx context.Context, key string) *Bound {
 	return &Bound{Units: 2 * a.Limit, Window: a.Window}
 }
 
-// admission is an admitted check. The times count from the start of the run.
+// admission is an admitted check. Times count from the start of the run.
 type admission struct {
 	key            int32
 	sent, answered time.Duration
 }
 
-// judge looks at the admissions, each of cost units. It reorders them.
+// judge checks the admissions, each of cost units. It reorders them.
 func (b Bound) judge(lists [][]admission, cost int64) Verdict {
 	v := Verdict{Bound: b}
 	all := slices.Concat(lists...)
@@ -95,7 +93,7 @@ func (b Bound) judge(lists [][]admission, cost int64) Verdict {
 	return v
 }
 
-// most is the largest number of admissions that were certainly decided within one window. They are sorted by when they were sent.
+// most returns the largest number of admissions that were certainly decided within one window. They must be sorted by sent.
 func (b Bound) most(sent []admission) (most int64) {
 	window := b.Window - b.Window/driftParts
 	answered := make([]int, len(sent)) // indices in sent, by when the answers came
@@ -103,7 +101,7 @@ func (b Bound) most(sent []admission) (most int64) {
 		answered[i] = i
 	}
 	slices.SortFunc(answered, func(i, j int) int { return cmp.Compare(sent[i].answered, sent[j].answered) })
-	// The window begins when the i-th was sent: what was sent before is out of it.
+	// The window begins when the i-th check was sent. Earlier checks are not counted.
 	var inside int64
 	next := 0
 	counted := make([]bool, len(sent))

@@ -7,29 +7,29 @@ import (
 	"strconv"
 )
 
-// Distribution says how often which key is asked for.
+// Distribution says how often each key is asked for.
 type Distribution string
 
-// The distributions.
+// The distributions of keys.
 const (
-	// Uniform asks for all keys equally often.
+	// Uniform: all keys equally often.
 	Uniform Distribution = "uniform"
-	// Zipf asks for the k-th key in proportion to k^-Skew.
+	// Zipf: the k-th key in proportion to k^-Skew.
 	Zipf Distribution = "zipf"
-	// Hot asks for the first key in nine of ten checks, and evenly for the others.
+	// Hot: the first key in nine of ten checks, the others equally often.
 	Hot Distribution = "hot"
 )
 
-// Distributions lists them.
+// Distributions returns all distributions.
 func Distributions() []Distribution { return []Distribution{Uniform, Zipf, Hot} }
 
-// Keys says which keys are asked for: Prefix with 1 to Count behind it.
+// Keys are the keys that are asked for: Prefix followed by 1 to Count.
 type Keys struct {
 	Distribution Distribution
 	Prefix       string  `flag:"key-prefix" default:"load-" help:"prefix of all keys"`
 	Count        int     `flag:"keys" default:"1000" range:"1..10000000" help:"number of different keys"`
-	Skew         float64 `flag:"skew" default:"1.1" help:"exponent of zipf, above 1"` // of Zipf
-	Seed         uint64  // the same seed asks for the same keys in the same order
+	Skew         float64 `flag:"skew" default:"1.1" help:"exponent of zipf, above 1"` // for Zipf only
+	Seed         uint64  // equal seeds give the same keys in the same order
 }
 
 func (k *Keys) validate() error {
@@ -44,7 +44,7 @@ func (k *Keys) validate() error {
 
 func (k *Keys) name(key int32) string { return k.Prefix + strconv.Itoa(int(key)+1) }
 
-// picker draws keys. One goroutine uses it. The key of a check depends on the number of the check alone, not on the worker.
+// picker draws keys for one goroutine. The key of a check depends only on the check's number, not on the worker.
 type picker struct {
 	keys   *Keys
 	source rand.PCG
@@ -61,7 +61,7 @@ func (k *Keys) picker() *picker {
 	return p
 }
 
-// pick returns the key of the n-th check, 0 to Count-1.
+// pick returns the key of the n-th check: 0 to Count-1.
 func (p *picker) pick(n uint64) int32 {
 	p.source.Seed(p.keys.Seed, n)
 	switch count := int32(p.keys.Count); {

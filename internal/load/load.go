@@ -1,7 +1,6 @@
-// Package load sends checks to a running cluster, measures how long the answers take, and checks whether more was admitted
-// than a limit allows.
+// Package load sends checks to a running cluster, measures the time of the answers, and checks whether more was admitted than a limit allows.
 //
-// It does not see what other callers use of the same keys: an excess that it reports is real, but theirs may hide one.
+// Other callers may use the same keys: an excess that the package reports is real, but admissions of other callers may hide one.
 package load
 
 import (
@@ -15,59 +14,58 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// The largest rate, number of checks and duration of a Config.
+// Bounds of a Config.
 const (
 	MaxRate     = 1_000_000
 	MaxCount    = 50_000_000
 	maxDuration = time.Hour
 )
 
-// Answer is what a decision says about one check.
+// Answer is the decision about one check.
 type Answer struct {
 	Allowed                  bool
-	FailedOpen, FailedClosed bool // by a fail policy, as the owner could not be asked
-	// Limit and Window are of the limit that decided, where the protocol tells them; 0 otherwise.
+	FailedOpen, FailedClosed bool // a fail policy decided, because no owner answered
+	// Limit and Window are those of the limit that decided; 0 if the protocol does not return them.
 	Limit  int64
 	Window time.Duration
 }
 
-// Asker sends one check of a key and waits for its decision. It is safe for concurrent use. An error means that there was no
-// decision.
+// Asker sends one check of a key and waits for its decision. It is safe for concurrent use. An error means that there is no decision.
 type Asker interface {
 	Ask(ctx context.Context, key string) (Answer, error)
 }
 
-// Config says what to send. Its tags are those of weir load's flags, described with node.Setting, which keep to the ranges.
+// Config configures a Run. Its tags are those of weir load's flags (see node.Setting), which check the ranges.
 type Config struct {
-	// Askers send the checks, each those of its share of the workers. At least one is required.
+	// Askers send the checks; the workers are divided among them. At least one is required.
 	Askers []Asker
-	// Keys says which keys are asked for.
+	// Keys are the keys that are asked for.
 	Keys Keys
-	// Rate is the number of checks a second, sent at even distances whatever the answers take (open loop). 0 stands for a closed
-	// loop: each worker sends its next check when the last is answered.
+	// Rate is the number of checks a second, sent at equal distances however long the answers take (open loop). 0 stands for a closed loop:
+	// each worker sends its next check when the last is answered.
 	Rate float64 `flag:"rate" default:"0" help:"checks a second; 0: as many as the workers get answered"`
-	// Concurrency is the number of workers, and so of checks in flight at most.
+	// Concurrency is the number of workers, and so the most checks in flight.
 	Concurrency int `flag:"concurrency" default:"64" range:"1..10000" help:"workers, and so checks in flight at most"`
-	// Duration and Count bound the checks that are sent. Whichever is reached first ends it.
+	// Duration and Count bound the checks that are sent; the run ends with the first that is reached.
 	Duration time.Duration `flag:"for" default:"10s" range:"1ns..1h" help:"how long to send"`
 	Count    int64         `flag:"count" default:"10000000" range:"1..50000000" help:"checks to send at most"`
-	// Timeout is how long a check may take, and how long a backlog of an open loop is worked off after Duration.
+	// Timeout bounds a check, and how long an open loop goes on after Duration to send checks that are late.
 	Timeout time.Duration `flag:"timeout" default:"2s" range:"1ns..1h" help:"longest time to wait for an answer"`
-	// Bound is what the answers are held to; nil: nothing. Cost is the units of each check.
+	// Bound is what the admissions are checked against; nil: nothing. Cost is the units of each check.
 	Bound *Bound
 	Cost  int64 `flag:"cost" default:"1" range:"1.." help:"units of each check"`
-	// Progress, when set, is called about twice a second.
+	// Progress, if set, is called about twice a second.
 	Progress func(Progress)
 }
 
-// Progress tells how far a run is.
+// Progress is the state of a run.
 type Progress struct {
 	Elapsed, Of time.Duration
 	Sent        int64
-	P99         time.Duration // up to now
+	P99         time.Duration // so far
 }
 
-// validate names the setting that cannot be.
+// validate returns an error that names the invalid setting.
 func (c *Config) validate() error {
 	if !(c.Rate >= 0 && c.Rate <= MaxRate) {
 		return fmt.Errorf("rate: must be above 0 and at most %d a second, or 0 for a closed loop", MaxRate)
@@ -75,7 +73,7 @@ func (c *Config) validate() error {
 	return c.Keys.validate()
 }
 
-// Result is what a run found.
+// Result is the result of a run.
 type Result struct {
 	Checks       int64         `json:"checks"` // sent and answered, or failed
 	Elapsed      time.Duration `json:"elapsed_ns"`
@@ -86,8 +84,8 @@ type Result struct {
 	FailedClosed int64         `json:"failed_closed"` // of Refused, by a fail policy
 	Errors       int64         `json:"errors"`        // no decision
 	FirstError   string        `json:"first_error,omitempty"`
-	Unsent       int64         `json:"unsent"` // of an open loop: due, and not sent in time, as too few workers were free
-	// Latency is of the checks that got a decision: from the moment a check was due, in an open loop, or was sent.
+	Unsent       int64         `json:"unsent"` // of an open loop: checks that were due and not sent in time, because too few workers were free
+	// Latency is that of the checks with a decision: from when the check was due (open loop) or sent (closed loop).
 	Latency Latency  `json:"latency"`
 	Verdict *Verdict `json:"verdict,omitempty"` // nil without a Bound
 }
@@ -107,7 +105,7 @@ type Latency struct {
 type run struct {
 	Config
 	start   time.Time
-	planned int64        // checks that an open loop is to send
+	planned int64        // checks that the run is to send at most
 	next    atomic.Int64 // number of the next check
 
 	mu     sync.Mutex // guards the following
@@ -115,9 +113,9 @@ type run struct {
 	times  *hdrhistogram.Histogram
 }
 
-// Run sends what cfg says and waits for the answers. When ctx ends, so does the run, without an error. Latencies of an open loop
-// count from the moment a check was due, not from that when a worker was free to send it: a cluster that stalls for a second
-// delays all checks of that second, and hides none of them (Gil Tene calls the mistake coordinated omission).
+// Run sends checks as cfg says, and waits for the answers. If ctx ends, Run ends without an error. Latencies of an open loop count from when a
+// check was due, not from when a worker was free to send it: a cluster that stalls for a second delays all checks of that second, and hides
+// none of them (Gil Tene calls the mistake coordinated omission).
 func Run(ctx context.Context, cfg Config) (Result, error) {
 	if err := cfg.validate(); err != nil {
 		return Result{}, err
@@ -158,12 +156,12 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	return out, nil
 }
 
-// now is the clock of a run. It is read at both ends of each check.
+// now reads the clock of a run, before and after each check.
 func now() time.Time { return time.Now() }
 
 func (r *run) elapsed() time.Duration { return now().Sub(r.start) }
 
-// work sends checks until there are none left, and returns what was admitted if there is a Bound.
+// work sends checks until there are none left. It returns the admissions if there is a Bound.
 func (r *run) work(ctx context.Context, asker Asker) (admitted []admission) {
 	keys := r.Keys.picker()
 	for {
@@ -185,7 +183,7 @@ func (r *run) work(ctx context.Context, asker Asker) (admitted []admission) {
 		cancel()
 		answered := r.elapsed()
 		if err != nil && ctx.Err() != nil {
-			return admitted // it was the end of the run
+			return admitted // the run has ended
 		}
 		r.tally(answer, err, answered-due)
 		if err == nil && answer.Allowed && r.Bound != nil {
@@ -194,7 +192,7 @@ func (r *run) work(ctx context.Context, asker Asker) (admitted []admission) {
 	}
 }
 
-// await waits until the n-th check may be sent. It is false when the run is over.
+// await waits until the n-th check may be sent. ok is false if the run is over.
 func (r *run) await(ctx context.Context, n int64) (due time.Duration, ok bool) {
 	at := r.elapsed()
 	if r.Rate == 0 {
@@ -225,7 +223,7 @@ func (r *run) tally(a Answer, err error, took time.Duration) {
 		}
 		return
 	}
-	// What took longer than the histogram holds counts as the longest that it holds.
+	// A time beyond the histogram's range counts as the longest in it.
 	_ = r.times.RecordValue(min(max(int64(took), 1), r.times.HighestTrackableValue()))
 	if a.Allowed {
 		r.result.Admitted++
