@@ -11,30 +11,30 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// mostKept bounds the admissions that one candidate remembers to find its fullest window: 16 bytes each.
+// mostKept bounds the admissions that a candidate keeps to find its fullest window: 16 bytes each.
 const mostKept = 12 << 20
 
-// mostRefused is how many keys a report names.
+// mostRefused is how many keys a report lists.
 const mostRefused = 10
 
-// candidate is a policy with the states of all keys. One goroutine at a time uses it.
+// candidate is a policy with the states of all keys. One goroutine at a time may use it.
 type candidate struct {
 	policy *policy.Policy
-	scaled map[*policy.Rule]algo.Limits // in place of the rules' own
-	window int64                        // ns, that of Worst; 0: none
+	scaled map[*policy.Rule]algo.Limits // limits of rules in place of their own, for a suggestion
+	window int64                        // length of Worst's window, ns; 0: none
 	from   int64
-	newest int64 // Mono instant of what was decided so far: time never runs backwards
+	newest int64 // Mono instant of the last decision: the clock never runs backwards
 
 	arena  *algo.Arena
 	states []keyState
 
-	out      Candidate // what has been counted so far
+	out      Candidate // the counts so far
 	line     timeline
 	worstKey uint32
-	kept     int // admissions that all states remember
+	kept     int // admissions in all states; -1: no longer kept
 }
 
-// keyState is one key's.
+// keyState is the state of one key.
 type keyState struct {
 	limits            algo.Limits // nil: unlimited or blocked
 	blocked           bool
@@ -42,11 +42,12 @@ type keyState struct {
 	begun             bool
 	banned            int64 // Mono instant at which the key's ban ends
 	admitted, refused uint32
-	recent            []admission // those of the last window
-	sum               int64
+	recent            []admission // admissions of the last window
+	// sum is the units of recent.
+	sum int64
 }
 
-// admission is some units admitted at one instant.
+// admission is the units that were admitted at one instant.
 type admission struct{ at, units int64 }
 
 func newCandidate(p *policy.Policy) *candidate {
@@ -59,7 +60,7 @@ func newCandidate(p *policy.Policy) *candidate {
 	return c
 }
 
-// span is the length of a limit's window; for one of the calendar, the longest that it can be while no clock is changed.
+// span returns the length of a limit's window. For a calendar window, it is the longest that no change of clocks makes longer.
 func span(l *algo.Limit) time.Duration {
 	if l.Period == 0 {
 		return l.Window
@@ -78,7 +79,7 @@ func (c *candidate) take(b *batch) {
 	}
 }
 
-// meet makes a key known, whose number is the next.
+// meet adds a key; its number is the next one.
 func (c *candidate) meet(name string) {
 	r := c.policy.Rule(name)
 	limits := r.Limits
@@ -150,7 +151,7 @@ func (c *candidate) alloc(words int) algo.Ref {
 	return ref
 }
 
-// saw adds an admission to the key's last window (x-W, x] and keeps the fullest.
+// saw adds an admission to the key's last window (x-W, x], and updates Worst.
 func (c *candidate) saw(k *keyState, e *entry, units int64) {
 	if c.window == 0 || c.kept < 0 {
 		return
@@ -175,7 +176,7 @@ func (c *candidate) saw(k *keyState, e *entry, units int64) {
 	}
 }
 
-// forget ends the search for the fullest window, for want of memory.
+// forget ends the search for the fullest window, because it takes too much memory.
 func (c *candidate) forget() {
 	for i := range c.states {
 		c.states[i].recent = nil
@@ -210,7 +211,7 @@ func (c *candidate) result(names []string) Candidate {
 	return r
 }
 
-// algorithms names the algorithms of limits.
+// algorithms returns the names of the algorithms of limits.
 func algorithms(limits algo.Limits) string {
 	if len(limits) == 0 {
 		return "unlimited"
@@ -224,7 +225,7 @@ func algorithms(limits algo.Limits) string {
 	return strings.Join(names, ", ")
 }
 
-// Describe writes limits as people read them, as in "10 per 1s and 1000 per 1h0m0s".
+// Describe returns limits as text, such as "10 per 1s and 1000 per 1h0m0s".
 func Describe(limits algo.Limits) string {
 	if len(limits) == 0 {
 		return "unlimited"
@@ -252,7 +253,7 @@ func Describe(limits algo.Limits) string {
 	return strings.Join(parts, " and ")
 }
 
-// A timeline starts with bins this long, and never has more than mostBins of them: it doubles their length instead.
+// A timeline starts with bins of minBin. It never has more than mostBins of them: it doubles their length instead.
 const (
 	minBin   = int64(time.Millisecond)
 	mostBins = 512
@@ -280,7 +281,7 @@ func (t *timeline) add(at int64, admitted bool) {
 	}
 }
 
-// widen makes the bins as long as width, which is their length times a power of two.
+// widen makes the bins width long: their present length times a power of two.
 func (t *timeline) widen(width int64) {
 	for ; t.width < width; t.width *= 2 {
 		for i := range t.bins {

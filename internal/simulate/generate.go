@@ -13,34 +13,34 @@ import (
 // Pattern is a shape of generated traffic.
 type Pattern string
 
-// The patterns. Each is the same for the same PatternConfig.
+// The patterns. Equal PatternConfigs give equal traffic.
 const (
-	// Steady sends at even distances, the keys in turn.
+	// Steady sends at equal distances, the keys in turn.
 	Steady Pattern = "steady"
-	// Burst is silent but for the last and the first 100 ms around each full minute, which is where a fixed window admits twice
-	// its limit. Rate is the mean over the minute.
+	// Burst sends only in the 100 ms before and after each full minute, where a fixed window admits twice its limit. Rate is the mean over a
+	// minute.
 	Burst Pattern = "burst"
-	// Poisson draws the distances from an exponential distribution and the keys evenly.
+	// Poisson draws the distances from an exponential distribution, and the keys uniformly.
 	Poisson Pattern = "poisson"
 	// Diurnal is Poisson with a rate that follows a day: the mean at 06:00 and 18:00, a tenth of the peak at 00:00.
 	Diurnal Pattern = "diurnal"
-	// Greedy is Poisson traffic of which one key sends nine tenths.
+	// Greedy is Poisson, and one key sends nine tenths of the events.
 	Greedy Pattern = "greedy"
 )
 
-// Patterns lists them.
+// Patterns returns all patterns.
 func Patterns() []Pattern { return []Pattern{Steady, Burst, Poisson, Diurnal, Greedy} }
 
-// PatternConfig says what to generate.
+// PatternConfig configures a Generator.
 type PatternConfig struct {
 	Pattern Pattern
-	Rate    float64       // events a second, on the mean
+	Rate    float64       // mean number of events a second
 	For     time.Duration // length of the traffic
-	Keys    int           // different keys, "caller-1" and so on
-	Seed    uint64        // the same seed gives the same traffic
+	Keys    int           // number of keys: "caller-1" and so on
+	Seed    uint64        // equal seeds give equal traffic
 }
 
-// Generator is a Source of generated traffic. It is used by one goroutine.
+// Generator is a Source of generated traffic. It is not safe for concurrent use.
 type Generator struct {
 	cfg   PatternConfig
 	rand  *rand.Rand
@@ -49,7 +49,7 @@ type Generator struct {
 	names [][]byte
 }
 
-// NewGenerator returns a Generator, or an error that names the setting that cannot be.
+// NewGenerator returns a Generator, or an error that names the invalid setting.
 func NewGenerator(cfg PatternConfig) (*Generator, error) {
 	switch {
 	case !slices.Contains(Patterns(), cfg.Pattern):
@@ -72,7 +72,7 @@ func (g *Generator) Read(e *Event) error {
 		g.at = float64(g.n) / g.cfg.Rate
 		key = int(g.n % int64(g.cfg.Keys))
 	case Burst:
-		// The n-th event of a minute, half of them in the last tenth of a second before it and half in the first after it.
+		// The n-th event of a minute: half of them in the last tenth of a second before the minute, half in the first one after it.
 		each := max(g.cfg.Rate*60, 1)
 		minute := math.Floor(float64(g.n)/each) + 1
 		place := (float64(g.n) - (minute-1)*each) / each
@@ -87,7 +87,7 @@ func (g *Generator) Read(e *Event) error {
 			key = 1 + g.rand.IntN(g.cfg.Keys-1)
 		}
 	case Diurnal:
-		// Thinning (Lewis and Shedler 1979) of a Poisson process at the peak's rate.
+		// Thinning (Lewis and Shedler 1979) of a Poisson process with the peak's rate.
 		const trough = 0.1
 		peak := 2 * g.cfg.Rate / (1 + trough)
 		for {

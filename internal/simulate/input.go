@@ -18,48 +18,48 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Format is how a log is written.
+// Format is the format of a log.
 type Format string
 
 // The formats.
 const (
-	Auto     Format = "auto"     // told by the first line that is not empty
+	Auto     Format = "auto"     // found out from the first line that is not empty
 	Combined Format = "combined" // an access log in the common or combined format of Apache httpd and nginx
-	CSV      Format = "csv"      // time,key,cost: seconds since 1970 or RFC 3339; the cost may be left out. A head line names columns in another order
-	JSON     Format = "json"     // a line an event: {"time":…,"key":…,"cost":…}
+	CSV      Format = "csv"      // time,key,cost: seconds since 1970 or RFC 3339; cost may be missing. A head line may name columns in another order
+	JSON     Format = "json"     // one event on a line: {"time":…,"key":…,"cost":…}
 )
 
-// LogConfig says how to read a log.
+// LogConfig configures a Log.
 type LogConfig struct {
 	Format Format // empty stands for Auto
-	// Field of an access log that is the key: ip (or empty), user, method, path, status, referer or agent.
+	// Field is the field of an access log that is the key: ip (or empty), user, method, path, status, referer or agent.
 	Field string
-	// Pattern, when not nil, takes the key from the whole line of any format: its first group, or all that it matches.
+	// Pattern, if not nil, finds the key in a line of any format: its first group, or the whole match.
 	Pattern *regexp.Regexp
-	// Name is the name of the log's file; one that ends in .gz or .zst is decompressed.
+	// Name is the name of the log's file. A name that ends in .gz or .zst is decompressed.
 	Name string
 }
 
-// mostLine is the longest line that is read, in bytes; longer ones are counted as malformed.
+// mostLine is the length of the longest line in bytes; a longer one counts as malformed.
 const mostLine = 64 << 10
 
-// mostShown is how many malformed lines are kept to be shown.
+// mostShown is how many malformed lines a report shows.
 const mostShown = 5
 
-// BadLine is a line that is no event.
+// BadLine is a line that is not an event.
 type BadLine struct {
 	Number  int64  `json:"line"` // counted from 1
 	Message string `json:"message"`
-	Text    string `json:"text"` // its beginning, quoted
+	Text    string `json:"text"` // the beginning of the line, quoted
 }
 
-// Log reads events from a log. It is used by one goroutine.
+// Log reads events from a log. It is not safe for concurrent use.
 type Log struct {
 	cfg    LogConfig
 	lines  *bufio.Reader
 	closer func()
-	record bytes.Reader // a line of CSV
-	csv    *csv.Reader  // of record
+	record bytes.Reader // the current line of CSV
+	csv    *csv.Reader  // reads record
 
 	number    int64
 	malformed int64
@@ -68,7 +68,7 @@ type Log struct {
 	column struct{ time, key, cost, most int }
 }
 
-// NewLog returns a Log that reads from r. The error says what r is, where it is no log.
+// NewLog returns a Log that reads from r. If r is no log, the error says what it is.
 func NewLog(r io.Reader, cfg LogConfig) (*Log, error) {
 	l := &Log{cfg: cfg, closer: func() {}}
 	switch {
@@ -118,10 +118,10 @@ func NewLog(r io.Reader, cfg LogConfig) (*Log, error) {
 	return l, nil
 }
 
-// Close gives back what decompression holds.
+// Close frees the memory of the decompression.
 func (l *Log) Close() { l.closer() }
 
-// Malformed is how many lines were no events, and the first few of them.
+// Malformed returns how many lines were not events, and the first few of them.
 func (l *Log) Malformed() (n int64, first []BadLine) { return l.malformed, l.shown }
 
 func detect(line []byte) Format {
@@ -134,7 +134,7 @@ func detect(line []byte) Format {
 	return CSV
 }
 
-// columns reads a head line of a CSV file, if the first line is one; it is not an event then.
+// columns reads the head line of a CSV file, if the first line is one. It is not an event.
 func (l *Log) columns(first []byte) {
 	l.csv = csv.NewReader(&l.record)
 	l.csv.TrimLeadingSpace, l.csv.ReuseRecord, l.csv.FieldsPerRecord = true, true, -1
@@ -154,7 +154,7 @@ func (l *Log) columns(first []byte) {
 	if cost, ok := at["cost"]; ok {
 		l.column.cost = cost
 	}
-	for { // up to and with the head line
+	for { // the head line is read as well
 		line, err := l.line()
 		if err != nil || len(bytes.TrimSpace(line)) > 0 {
 			return
@@ -162,7 +162,7 @@ func (l *Log) columns(first []byte) {
 	}
 }
 
-// Read returns the next event, and io.EOF after the last. Lines that are none are counted and left out.
+// Read returns the next event, and io.EOF after the last one. It counts malformed lines and leaves them out.
 func (l *Log) Read(e *Event) error {
 	for {
 		line, err := l.line()
@@ -225,7 +225,7 @@ func (l *Log) bad(line []byte, message string) {
 	}
 }
 
-// mostKey is the longest key that a node takes.
+// mostKey is the length of the longest key of a node, in bytes.
 const mostKey = 1024
 
 func valid(e *Event) string {
@@ -257,11 +257,11 @@ func (l *Log) match(line []byte, e *Event) string {
 	return ""
 }
 
-// combined reads a line like
+// combined parses a line such as
 //
 //	192.0.2.1 - alice [10/Oct/2000:13:55:36 -0700] "GET /a HTTP/1.0" 200 2326 "http://example.com/" "curl/8"
 //
-// as https://httpd.apache.org/docs/2.4/logs.html describes it; quotes within fields are written \".
+// described at https://httpd.apache.org/docs/2.4/logs.html. Quotes within fields are written \".
 func (l *Log) combined(line []byte, e *Event) string {
 	open := bytes.IndexByte(line, '[')
 	shut := bytes.IndexByte(line, ']')
@@ -320,7 +320,7 @@ func (l *Log) combined(line []byte, e *Event) string {
 	return ""
 }
 
-// quoted returns the next text in quotes and what follows it.
+// quoted returns the next text in quotes, and the rest after it.
 func quoted(s []byte) (text, rest []byte, ok bool) {
 	i := bytes.IndexByte(s, '"')
 	if i < 0 {
@@ -338,10 +338,10 @@ func quoted(s []byte) (text, rest []byte, ok bool) {
 	return nil, nil, false
 }
 
-// nanoseconds reports whether t can be told in 64 bits of nanoseconds.
+// nanoseconds reports whether t fits into 64 bits of nanoseconds.
 func nanoseconds(t time.Time) bool { return t.Year() > 1700 && t.Year() < 2250 }
 
-// fields reads a line of CSV.
+// fields parses a line of CSV.
 func (l *Log) fields(line []byte, e *Event) string {
 	l.record.Reset(line)
 	fields, err := l.csv.Read()
@@ -366,7 +366,7 @@ func (l *Log) fields(line []byte, e *Event) string {
 	return ""
 }
 
-// parseTime reads seconds since 1970 with up to nine decimals, exactly, or an RFC 3339 time.
+// parseTime parses seconds since 1970 with up to nine decimals, exactly, or an RFC 3339 time.
 func parseTime(s string) (int64, bool) {
 	if len(s) > 10 && s[4] == '-' {
 		t, err := time.Parse(time.RFC3339Nano, s)

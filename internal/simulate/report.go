@@ -16,7 +16,7 @@ import (
 	"github.com/dustin/go-humanize/english"
 )
 
-// uPlot (https://github.com/leeoniya/uPlot) 1.6.32, MIT: see uplot.LICENSE. It is part of each report, which loads nothing.
+// uPlot (https://github.com/leeoniya/uPlot) 1.6.32, MIT: see uplot.LICENSE. Each report contains it, and loads nothing.
 var (
 	//go:embed uplot.min.js
 	uplotJS string
@@ -26,7 +26,7 @@ var (
 	reportHTML string
 )
 
-// Report is a Result with what is said about its input.
+// Report is a Result and information about its input.
 type Report struct {
 	*Result
 	Input     string    `json:"input"`
@@ -34,7 +34,7 @@ type Report struct {
 	BadLines  []BadLine `json:"first_malformed,omitempty"`
 }
 
-// Counts says how much was replayed: "2,700 requests of 1 key".
+// Counts returns how much was replayed: "2,700 requests of 1 key".
 func (r *Report) Counts() string {
 	return humanize.Comma(r.Events) + " " + english.PluralWord(int(r.Events), "request", "") + " of " +
 		humanize.Comma(int64(r.Keys)) + " " + english.PluralWord(r.Keys, "key", "")
@@ -77,7 +77,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return t.Flush()
 }
 
-// RefusedShare is the share of requests that a candidate refused, as people read it.
+// RefusedShare returns the share of requests that a candidate refused, as text.
 func (r *Report) RefusedShare(c *Candidate) string {
 	if c.Admitted+c.Refused == 0 {
 		return "0 %"
@@ -96,7 +96,7 @@ func (w *Worst) text() string {
 	return s
 }
 
-// String is the suggested limit, or why there is none.
+// String returns the suggested limit, or why there is none.
 func (s *Suggestion) String() string {
 	if s.Limit == 0 {
 		return "none: " + s.Reason
@@ -118,7 +118,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	return json.NewEncoder(w).Encode(r)
 }
 
-// WriteHTML writes the report as one HTML page with charts, which loads nothing from anywhere.
+// WriteHTML writes the report as one HTML page with charts. The page loads nothing.
 func (r *Report) WriteHTML(w io.Writer) error {
 	t, err := template.New("report").Funcs(template.FuncMap{
 		"comma": humanize.Comma, "bytes": func(n int64) string { return humanize.IBytes(uint64(n)) },
@@ -132,8 +132,8 @@ func (r *Report) WriteHTML(w io.Writer) error {
 	return t.Execute(w, r)
 }
 
-// Write writes the report: with charts to the file html, where that is not empty, - being stdout, and otherwise to stdout as a table or
-// JSON.
+// Write writes the report. If html is not empty, it writes a page with charts to that file (-: to stdout only). Otherwise, or after the file,
+// it writes a table or JSON to stdout.
 func (r *Report) Write(stdout io.Writer, html string, asJSON bool) error {
 	switch html {
 	case "":

@@ -1,9 +1,12 @@
-// Package simulate replays traffic against policies in virtual time, to show what a limit would have done before it is
-// chosen. The algorithms that decide are those of a node (package algo).
+// Package simulate replays traffic against policies in virtual time, to show what a limit would have done before it is chosen. The algorithms
+// are those of a node (package algo).
 //
-// What it does not promise: that traffic stays as it was once a limit refuses part of it (callers retry, or stop), and
-// anything about several nodes, lost owners or remembered refusals. Concurrency limits are not replayed: a log does not say
-// when work ended.
+// The path of a replay: a Source (Log in input.go, Generator in generate.go) → intake numbers the keys and makes batches → each candidate
+// (candidate.go) decides the batch, in parallel → Result → suggest (suggest.go) replays the kept events against other limits → Report
+// (report.go).
+//
+// The traffic is replayed as it was; in reality callers retry, or stop, once a limit refuses them. Several nodes, lost owners and remembered
+// refusals are not simulated. Concurrency limits are not replayed, because a log does not say when work ended.
 package simulate
 
 import (
@@ -22,40 +25,40 @@ import (
 // Event is one request of the traffic.
 type Event struct {
 	At   int64  // nanoseconds since 1970-01-01 UTC, or since the start of generated traffic
-	Key  []byte // what is limited; valid until the next read
+	Key  []byte // the key; valid until the next read
 	Cost int64  // units; 0 peeks
 }
 
-// Source yields events. Read fills in e and returns io.EOF after the last event. An event that is older than the one before
-// counts as one of the same instant, as it would for a node, whose clock never steps back.
+// Source yields events. Read sets e and returns io.EOF after the last event. An event that is older than the one before counts as one of the
+// same instant, as on a node, whose clock never runs backwards.
 type Source interface {
 	Read(e *Event) error
 }
 
-// Config says what to replay against what.
+// Config configures a Run.
 type Config struct {
 	Source Source
-	// Policies are the candidates, each with states of its own. Those of Concurrency are an error.
+	// Policies are the candidates; each has its own states. A policy with Concurrency is an error.
 	Policies []*policy.Policy
-	// Progress, when not nil, is called with the number of events read so far, some times a second at most.
+	// Progress, if set, is called with the number of events read so far, a few times a second at most.
 	Progress func(events int64)
-	// Suggest asks for the smallest limit of each policy that touches no more than the given share; nil: none. The events are
-	// kept in memory for it, 16 bytes each.
+	// Suggest, if set, asks for the smallest limit of each policy that touches no more than this share. The events are kept in memory for
+	// that, 16 bytes each.
 	Suggest *Share
-	// MaxEvents bounds what Suggest keeps; 0 stands for DefaultMaxEvents.
+	// MaxEvents bounds the events that are kept for Suggest; 0 stands for DefaultMaxEvents.
 	MaxEvents int
 }
 
-// DefaultMaxEvents is the most events that a suggestion is worked out for: 16 bytes each, 640 MiB in all.
+// DefaultMaxEvents is the most events that are kept for a suggestion: 16 bytes each, 640 MiB in all.
 const DefaultMaxEvents = 40 << 20
 
-// Share is a bound on what a limit may touch.
+// Share is a bound on what a limit may refuse.
 type Share struct {
-	Requests bool    // of the requests; otherwise of the callers, of which those are touched that were refused at least once
+	Requests bool    // a share of the requests; otherwise of the callers: those that were refused at least once
 	Most     float64 // 0 to 1
 }
 
-// Result is what a replay found.
+// Result is the result of a replay.
 type Result struct {
 	Events     int64     `json:"events"`
 	Keys       int       `json:"keys"`
@@ -63,7 +66,7 @@ type Result struct {
 	OutOfOrder int64     `json:"out_of_order"` // events older than the one before
 	From       time.Time `json:"from"`
 	To         time.Time `json:"to"`
-	// BinWidth is the length of each element of the Timelines, the first of which begins at From.
+	// BinWidth is the length of each element of the Timelines. The first one begins at From.
 	BinWidth   time.Duration `json:"bin_width_ns"`
 	Candidates []Candidate   `json:"candidates"`
 }
@@ -72,24 +75,23 @@ type Result struct {
 type Candidate struct {
 	Policy    string `json:"policy"`
 	Algorithm string `json:"algorithm"`
-	Limits    string `json:"limits"` // as in "100 per 1m0s"
+	Limits    string `json:"limits"` // such as "100 per 1m0s"
 
-	Admitted      int64 `json:"admitted"` // requests; a partial grant is not asked for
+	Admitted      int64 `json:"admitted"` // requests; partial grants are not simulated
 	Refused       int64 `json:"refused"`
 	AdmittedUnits int64 `json:"admitted_units"`
 	RefusedUnits  int64 `json:"refused_units"`
-	// Impossible is how many of the refused could never pass: their cost is above the limit, or the key is blocked.
+	// Impossible is how many of Refused could never pass: their cost is above the limit, or the key is blocked.
 	Impossible int64 `json:"impossible"`
 
-	// Worst is the largest number of units admitted to one key in any half-open interval as long as the policy's first
-	// window, and where it ended.
+	// Worst is the largest number of units admitted to one key in any half-open interval of the length of the policy's first window.
 	Worst Worst `json:"worst"`
 
 	CallersTouched int64   `json:"callers_touched"` // keys refused at least once
 	ShareTouched   float64 `json:"share_touched"`
-	// LongestWait is the largest retry_after of a refusal that can pass, or the largest delay of a leaky bucket.
+	// LongestWait is the largest retry_after of a refusal that may pass later, or the largest delay of a leaky bucket.
 	LongestWait time.Duration `json:"longest_wait_ns"`
-	// StateBytes is the memory that the states take at the end of the replay.
+	// StateBytes is the memory of the states at the end of the replay.
 	StateBytes int64 `json:"state_bytes"`
 
 	Timeline   []Bin        `json:"timeline"`
@@ -102,9 +104,9 @@ type Candidate struct {
 type Worst struct {
 	Units  int64         `json:"units"`
 	Key    string        `json:"key"`
-	End    time.Time     `json:"end"` // the instant of the last admission in it
+	End    time.Time     `json:"end"` // the last admission in the window
 	Window time.Duration `json:"window_ns"`
-	// Incomplete says that the admissions within one window were too many to be kept: Units is a lower bound.
+	// Incomplete: the admissions of a window were too many to keep, and Units is a lower bound.
 	Incomplete bool `json:"incomplete"`
 }
 
@@ -114,24 +116,24 @@ type Bin struct {
 	Refused  int64 `json:"refused"`
 }
 
-// KeyRefusal is what a key was refused.
+// KeyRefusal has the requests of a key by result.
 type KeyRefusal struct {
 	Key      string `json:"key"`
 	Admitted int64  `json:"admitted"`
 	Refused  int64  `json:"refused"`
 }
 
-// Suggestion is the smallest limit of a policy's shape that stays within a Share.
+// Suggestion is the smallest limit that keeps to a Share, with the rest of the policy unchanged.
 type Suggestion struct {
 	Limit int64 `json:"limit"`
 	// Callers and Requests are the shares that this limit touches.
 	Callers  float64 `json:"callers"`
 	Requests float64 `json:"requests"`
-	// Reason says why there is none; Limit is 0 then.
+	// Reason is why there is no suggestion; Limit is 0 then.
 	Reason string `json:"reason,omitempty"`
 }
 
-// batchEvents is how many events go to the candidates at a time.
+// batchEvents is how many events a batch has.
 const batchEvents = 8192
 
 // entry is an event with its key numbered in order of appearance.
@@ -141,16 +143,15 @@ type entry struct {
 	key  uint32
 }
 
-// batch is shared by the candidates, which only read it.
+// batch is a part of the traffic. The candidates share it, and only read it.
 type batch struct {
 	entries []entry
-	// fresh are the keys that appear first in this batch, in the order of their numbers.
+	// fresh are the keys that are new in this batch, in the order of their numbers.
 	fresh []string
-	from  int64 // of the traffic
+	from  int64 // the instant of the first event
 }
 
-// Run replays the source. It returns what a Source returns in place of an event, ctx's error, or an error that names the
-// policy that cannot be replayed.
+// Run replays the source. It returns the Source's error, ctx's error, or an error that names the policy that cannot be replayed.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if len(cfg.Policies) == 0 {
 		return nil, errors.New("policies: give at least one policy to replay against")
@@ -195,7 +196,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	return res, nil
 }
 
-// intake reads the source, numbers the keys and hands batches out.
+// intake reads the source, numbers the keys and makes batches.
 type intake struct {
 	keys                map[string]uint32
 	names               []string
@@ -207,14 +208,14 @@ type intake struct {
 	kept []packed
 }
 
-// packed is an event as a suggestion keeps it.
+// packed is an event that is kept for a suggestion.
 type packed struct {
 	at   int64
 	key  uint32
 	cost uint32
 }
 
-// read reads the source, and calls decide with one batch after the other, whose memory is used again.
+// read reads the source, and calls decide for each batch. It reuses the memory of the batch after that.
 func (in *intake) read(ctx context.Context, cfg Config, decide func(*batch)) error {
 	b := &batch{entries: make([]entry, 0, batchEvents)}
 	var e Event
@@ -279,5 +280,5 @@ func (in *intake) add(b *batch, e *Event) error {
 	return nil
 }
 
-// instant is the virtual clock at an event. Calendar windows read the wall clock, which is the traffic's own.
+// instant returns the virtual clock at an event. The wall clock, which calendar windows read, is the traffic's own.
 func instant(at, from int64) algo.Instant { return algo.Instant{Mono: at, Wall: from + at} }

@@ -12,9 +12,9 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// suggest adds to every candidate the smallest limit of its shape that touches no more than the share: a binary search, each
-// step of which replays the events that the intake has kept. Fewer units of a limit never admit more in total here, but for
-// ties between callers, so the search may miss a smaller limit that does by accident what a larger one does not.
+// suggest adds to every candidate the smallest limit that touches no more than the share, with the rest of the policy unchanged. It searches
+// by bisection; each step replays the events that the intake has kept. A smaller limit never admits more in total, except for ties between
+// callers. So the search may miss a smaller limit that happens to touch less than a larger one.
 func suggest(ctx context.Context, cfg Config, in *intake, runs []*candidate, res *Result) error {
 	var searching sync.WaitGroup
 	for i, c := range runs {
@@ -24,7 +24,7 @@ func suggest(ctx context.Context, cfg Config, in *intake, runs []*candidate, res
 	return ctx.Err()
 }
 
-// search finds the smallest limit, or says why there is none.
+// search returns the smallest limit, or why there is none.
 func (c *candidate) search(ctx context.Context, share *Share, in *intake) *Suggestion {
 	switch limits := c.policy.Limits; {
 	case len(limits) != 1:
@@ -34,7 +34,7 @@ func (c *candidate) search(ctx context.Context, share *Share, in *intake) *Sugge
 	case len(in.kept) == 0:
 		return &Suggestion{Reason: "there is no traffic"}
 	}
-	// The limit that holds every key's whole traffic touches nobody whom a limit can spare.
+	// A limit as large as every key's whole traffic refuses only keys that no limit could admit.
 	var most int64
 	units := make([]int64, len(in.names))
 	for _, e := range in.kept {
@@ -60,10 +60,10 @@ func (c *candidate) search(ctx context.Context, share *Share, in *intake) *Sugge
 	return best
 }
 
-// probe replays the kept events against a limit, and returns nil when it touches more than the share.
+// probe replays the kept events against a limit. It returns nil if the limit touches more than the share.
 func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *intake) *Suggestion {
 	p := newCandidate(c.policy)
-	p.window = 0 // nobody asks for the fullest window
+	p.window = 0 // the fullest window is not needed
 	p.from = in.from
 	own := c.policy.Limits[0]
 	scaled := own
@@ -74,7 +74,7 @@ func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *in
 	if (algo.Limits{scaled}).Validate() != nil {
 		return nil
 	}
-	// Overrides keep their limits: they were set on purpose.
+	// Overrides keep their limits, because operators have set them on purpose.
 	p.scaled = map[*policy.Rule]algo.Limits{c.policy.Rules()[0]: {scaled}}
 	for _, name := range in.names {
 		p.meet(name)
@@ -98,7 +98,8 @@ func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *in
 	}
 }
 
-// Candidates returns the policies of a file to replay: those of the names, or all but those that cannot be, of which it warns.
+// Candidates returns the policies of a file to replay: those named in only, or, if it is empty, all. It leaves concurrency limits out of all,
+// and writes a warning for each.
 func Candidates(file string, set *policy.Set, only []string, warnings io.Writer) ([]*policy.Policy, error) {
 	var chosen []*policy.Policy
 	if len(only) == 0 {
@@ -123,7 +124,7 @@ func Candidates(file string, set *policy.Set, only []string, warnings io.Writer)
 	return chosen, nil
 }
 
-// ParseShare reads callers=1% or requests=0.001.
+// ParseShare parses callers=1% or requests=0.001. Empty: nil.
 func ParseShare(s string) (*Share, error) {
 	if s == "" {
 		return nil, nil
