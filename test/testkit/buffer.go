@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Buffer keeps what is written, such as a log, for a test to read while it is still being written. It does not bound what it
-// keeps. It is a buffer that any number of goroutines may write to and read. The zero value is empty.
+// Buffer keeps what is written to it, such as a log, so that a test can read it at any time. It is not bounded. It is safe for concurrent use.
+// The zero value is empty.
 type Buffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -20,14 +20,14 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.buf.Write(p)
 }
 
-// String is what has been written so far.
+// String returns everything that has been written.
 func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.String()
 }
 
-// Logger returns a logger that writes text to the Buffer, whatever the level.
+// Logger returns a logger that writes text of all levels to the Buffer.
 func (b *Buffer) Logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }

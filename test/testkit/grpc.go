@@ -22,7 +22,7 @@ func Within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// Soon fails the test when f takes so long that it must have waited for a deadline.
+// Soon fails the test if f takes so long that it must have waited for a deadline.
 func Soon(t testing.TB, f func()) {
 	t.Helper()
 	start := time.Now()
@@ -39,7 +39,7 @@ func Serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.Serv
 	return lis.Addr().String()
 }
 
-// ServeOn serves gRPC on a listener until stop is called, at the test's end at the latest.
+// ServeOn serves gRPC on a listener until stop is called, or until the end of the test.
 func ServeOn(t testing.TB, lis net.Listener, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) (stop func()) {
 	server := grpc.NewServer(opts...)
 	register(server)
@@ -53,7 +53,7 @@ func ServeOn(t testing.TB, lis net.Listener, register func(grpc.ServiceRegistrar
 	return stop
 }
 
-// Dial connects a client of the test's own.
+// Dial returns a connection that is closed at the end of the test.
 func Dial(t testing.TB, addr string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(16<<20)))
@@ -62,12 +62,12 @@ func Dial(t testing.TB, addr string, options ...grpc.DialOption) *grpc.ClientCon
 	return conn
 }
 
-// Proxy carries TCP connections to an address until they are cut.
+// Proxy forwards TCP connections to an address until Cut.
 type Proxy struct {
 	Addr string
 
 	mu    sync.Mutex
-	deaf  bool // what comes back is thrown away
+	deaf  bool // answers are dropped
 	conns []net.Conn
 }
 
@@ -114,7 +114,7 @@ func (p *Proxy) SetDeaf(deaf bool) {
 	p.deaf = deaf
 }
 
-// carry copies until one end is closed, and closes the other.
+// carry copies until one side is closed, and then closes the other.
 func (p *Proxy) carry(to, from net.Conn, drop func() bool) {
 	defer to.Close()
 	buf := make([]byte, 32<<10)
@@ -132,7 +132,7 @@ func (p *Proxy) carry(to, from net.Conn, drop func() bool) {
 	}
 }
 
-// Cut closes every connection; new ones may be made.
+// Cut closes all connections. New ones may be opened.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -142,7 +142,7 @@ func (p *Proxy) Cut() {
 	p.conns = nil
 }
 
-// RawCodec sends and receives bytes as they are.
+// RawCodec sends and receives bytes unchanged.
 type RawCodec struct{}
 
 // Marshal implements encoding.Codec.

@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// Pipes is a listener whose connections are those that are sent to Conns, such as ends of net.Pipe.
+// Pipes is a listener that accepts the connections that are sent to Conns, such as ends of net.Pipe.
 type Pipes struct {
 	Conns  chan net.Conn
 	closed chan struct{}
 	once   sync.Once
 }
 
-// NewPipes returns a listener without a connection.
+// NewPipes returns a listener without connections.
 func NewPipes() *Pipes { return &Pipes{Conns: make(chan net.Conn), closed: make(chan struct{})} }
 
 // Accept implements net.Listener.

@@ -1,5 +1,5 @@
-// Package testkit holds what tests of several packages need: waiting for a condition, goroutines that must have ended, a log
-// that is read while it is written. It is for tests only, and does not promise to stay as it is.
+// Package testkit has what tests of several packages share: waiting for a condition, checking that goroutines have ended, reading a log while
+// it is written. It is for tests only, and may change.
 package testkit
 
 import (
@@ -18,12 +18,11 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 )
 
-// Patience is how long a test waits for what must happen: long enough for a machine that does much else. It is never waited for when
-// all is well.
+// Patience bounds how long a test waits for a condition, also on a busy machine. A test that passes does not wait so long.
 const Patience = 2 * time.Minute
 
-// Parallel lets n tests at a time run that call t.Parallel, where -parallel does not say how many, and returns how many it is. It is for a
-// TestMain whose tests wait more than they compute, of which as many as there are processors would leave these idle.
+// Parallel lets n tests that call t.Parallel run at a time, unless -parallel is given, and returns the number in force. It is for a TestMain
+// whose tests wait more than they compute: as many tests as processors would leave these idle.
 func Parallel(n int) int {
 	flag.Parse()
 	flag.Visit(func(f *flag.Flag) {
@@ -31,7 +30,7 @@ func Parallel(n int) int {
 			n = f.Value.(flag.Getter).Get().(int)
 		}
 	})
-	_ = flag.Set("test.parallel", strconv.Itoa(n)) // which every test has, and takes a number
+	_ = flag.Set("test.parallel", strconv.Itoa(n)) // every test has this flag, and it takes a number
 	return n
 }
 
@@ -47,14 +46,14 @@ func until(ok func() bool) bool {
 	return true
 }
 
-// Eventually waits for a condition that other goroutines bring about, and ends the test where it does not come.
+// Eventually waits until ok returns true, which other goroutines bring about. It ends the test if that takes longer than Patience.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	must.True(t, until(ok), "waited in vain: %s", what)
 }
 
-// NoLeaks fails the test when goroutines whose stacks have one of the texts outlive everything that is cleaned up after this
-// call, and so must come first. Goroutines that run tests do not count.
+// NoLeaks fails the test if goroutines whose stacks contain one of the texts outlive the cleanups that are registered after this call. So it
+// must be called first. Goroutines that run tests do not count.
 func NoLeaks(t testing.TB, texts ...string) {
 	t.Helper()
 	left := func() (list []string) {
@@ -69,7 +68,7 @@ func NoLeaks(t testing.TB, texts ...string) {
 		}
 		return list
 	}
-	if !until(func() bool { return len(left()) == 0 }) { // some may be about to end
+	if !until(func() bool { return len(left()) == 0 }) { // goroutines of an earlier test may be ending
 		t.Fatalf("goroutines of an earlier test:\n%s", strings.Join(left(), "\n\n"))
 	}
 	t.Cleanup(func() {
@@ -79,7 +78,7 @@ func NoLeaks(t testing.TB, texts ...string) {
 	})
 }
 
-// WriteFile writes a file of the given name into a directory of the test's, and returns its path.
+// WriteFile writes a file into a temporary directory of the test, and returns its path.
 func WriteFile(t testing.TB, name, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -87,7 +86,7 @@ func WriteFile(t testing.TB, name, content string) string {
 	return path
 }
 
-// Table runs a test for each line "left => right" of a file. Empty lines and those that begin with # are left out.
+// Table runs a test for each line "left => right" of a file. It leaves out empty lines and lines that begin with #.
 func Table(t *testing.T, file string, row func(t *testing.T, left, right string)) {
 	text := must.Value(os.ReadFile(file))(t)
 	rows := 0

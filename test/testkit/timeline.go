@@ -5,7 +5,7 @@ import (
 	"sort"
 )
 
-// Timeline is what happens when, in virtual time. Of what happens at one instant, what was added first comes first. The zero value is empty.
+// Timeline has the events of virtual time. Events of one instant happen in the order in which they were added. The zero value is empty.
 type Timeline struct{ list []moment }
 
 type moment struct {
@@ -13,13 +13,13 @@ type moment struct {
 	do func()
 }
 
-// At adds what happens at an instant.
+// At adds an event at an instant.
 func (l *Timeline) At(at int64, do func()) {
 	i := sort.Search(len(l.list), func(i int) bool { return l.list[i].at > at })
 	l.list = slices.Insert(l.list, i, moment{at, do})
 }
 
-// Run does what happens up to an instant. It tells now each instant, and the last one in the end.
+// Run runs the events up to the instant until. It calls now with the instant of each event before it, and at the end with until.
 func (l *Timeline) Run(until int64, now func(int64)) {
 	for len(l.list) > 0 && l.list[0].at <= until {
 		next := l.list[0]

@@ -1,4 +1,4 @@
-// Package certstest makes certificates for tests: authorities, and what they sign. Nothing of it is fit for anything else.
+// Package certstest makes certificates for tests: authorities, and certificates that they sign. They are for tests only.
 package certstest
 
 import (
@@ -42,7 +42,7 @@ func NewAuthority(t testing.TB, name string) *Authority {
 	return &Authority{t: t, cert: cert, key: key, PEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
 }
 
-// Leaf is what a certificate is to say. Its zero value is for a client and a server without a name, good for some hours.
+// Leaf describes a certificate. The zero value is for a client and a server without a name, valid for some hours.
 type Leaf struct {
 	CommonName string
 	DNS, URIs  []string
@@ -52,7 +52,7 @@ type Leaf struct {
 	Usages     []x509.ExtKeyUsage // nil: client and server
 }
 
-// Issue signs a certificate and returns it and its key in PEM form.
+// Issue signs a certificate, and returns it and its key in PEM form.
 func (a *Authority) Issue(leaf Leaf) (cert, key []byte) {
 	a.t.Helper()
 	private := newKey(a.t)
@@ -78,22 +78,22 @@ func (a *Authority) Issue(leaf Leaf) (cert, key []byte) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
 }
 
-// Pair signs a certificate for crypto/tls.
+// Pair signs a certificate, and returns it for crypto/tls.
 func (a *Authority) Pair(leaf Leaf) tls.Certificate {
 	a.t.Helper()
 	cert, key := a.Issue(leaf)
 	return must.Value(tls.X509KeyPair(cert, key))(a.t)
 }
 
-// Pool trusts the authority.
+// Pool returns a pool with the authority.
 func (a *Authority) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(a.cert)
 	return pool
 }
 
-// Write puts a certificate, its key and the authority's certificate into files of a directory, each as a whole, and
-// returns their names: tls.crt, tls.key and ca.crt.
+// Write writes a certificate, its key and the authority's certificate into files of a directory, and returns their names: tls.crt, tls.key and
+// ca.crt. Each file is replaced as a whole.
 func (a *Authority) Write(dir string, leaf Leaf) (cert, key, ca string) {
 	a.t.Helper()
 	certPEM, keyPEM := a.Issue(leaf)
