@@ -1,12 +1,11 @@
-// Package weir embeds a member of a Weir cluster in a program. The program asks its member without a network in between:
-// the member decides for the keys that it holds, and forwards checks of other keys to their holders.
+// Package weir embeds a member of a Weir cluster in a program. The program asks its member without a network: the member decides for the keys
+// that it holds, and forwards checks of other keys to their holders.
 //
-// A Node decides, moves and copies counters as one that the command weir run starts, and can be a member of the same
-// cluster: the same guarantees hold. It takes its own part of the process's memory. It reads no flag and no environment,
-// handles no signal, ends no process, and sets nothing that belongs to the process, such as the garbage collector's limits
-// or a default logger. Several in one process share nothing.
+// A Node works as a node that the command weir run starts, can be a member of the same cluster, and gives the same guarantees. It takes its
+// own part of the process's memory. It reads no flag and no environment, handles no signal, ends no process, and sets no property of the
+// process, such as the garbage collector's limits or a default logger. Several Nodes in one process share nothing.
 //
-// It does not promise that the program crashes more rarely than a process of its own would: what a crash forgets is the
+// A program crashes no more rarely with a Node in it. What a crash loses depends on each policy's durability.
 // choice of each policy's durability.
 package weir
 
@@ -22,7 +21,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Node is a member of a cluster, or a node alone. Its methods are safe for concurrent use.
+// Node is a member of a cluster, or a node without a cluster. Its methods are safe for concurrent use.
 type Node struct {
 	cfg node.Config
 
@@ -40,9 +39,9 @@ func NewNode(cfg Config) (*Node, error) {
 	return &Node{cfg: c}, nil
 }
 
-// Start opens files and ports, and joins the cluster. It returns when all ports are served; Await tells when the node is ready. The end
-// of ctx afterwards does not stop the node. An error begins with the field of Config that is to blame, where one is, and leaves nothing
-// behind. A Node is started once.
+// Start opens files and ports, and joins the cluster. It returns when all ports are served; Await waits until the node is ready. If ctx ends
+// later, the node goes on. The error begins with the field of Config that is wrong, if there is one, and nothing is left open. A Node can be
+// started once.
 func (n *Node) Start(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -62,11 +61,11 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
-// errNotStarted is the error of methods that need a node that runs.
+// errNotStarted is the error of methods that need a started node.
 var errNotStarted = errors.New("weir: the node has not been started")
 
-// Await waits until the node is ready: a member that sees the ring as all others do and holds its part of it. It returns an error when
-// ctx ends before, or the node cannot go on. Questions are answered before, too, by the members that are ready.
+// Await waits until the node is ready: a member that sees the same ring as all others, and holds its partitions. It returns an error if ctx
+// ends before, or the node cannot go on. Checks are answered before that too, by members that are ready.
 func (n *Node) Await(ctx context.Context) error {
 	r := n.node.Load()
 	if r == nil {
@@ -83,7 +82,7 @@ func (n *Node) Await(ctx context.Context) error {
 	}
 }
 
-// Ready reports whether the node is ready now; why says why not, or, of a ready node, what an operator should know.
+// Ready reports whether the node is ready now. why says why not, or what an operator of a ready node should know.
 func (n *Node) Ready() (ready bool, why string) {
 	r := n.node.Load()
 	if r == nil {
@@ -92,7 +91,7 @@ func (n *Node) Ready() (ready bool, why string) {
 	return r.Ready()
 }
 
-// Failed is closed when the node cannot go on, for the reason that Err gives: stop it. It is nil before Start.
+// Failed returns a channel that is closed when the node cannot go on. Err says why; the program should call Stop. It is nil before Start.
 func (n *Node) Failed() <-chan struct{} {
 	if r := n.node.Load(); r != nil {
 		return r.Failed()
@@ -100,7 +99,7 @@ func (n *Node) Failed() <-chan struct{} {
 	return nil
 }
 
-// Err returns why the node cannot go on, such as another member of its name; nil as long as it can.
+// Err returns why the node cannot go on, such as another member with its name; nil while it can.
 func (n *Node) Err() error {
 	if r := n.node.Load(); r != nil {
 		return r.Err()
@@ -108,11 +107,11 @@ func (n *Node) Err() error {
 	return nil
 }
 
-// Stop leaves the cluster, hands over what the node holds, finishes calls in flight on the ports, and ends everything, until ctx is
-// done and within Config.Grace; to leave the gossip takes about a second more. It returns when all has ended. The error says what was
-// not handed over, which copies replace as in a crash. Stop may be called more than once, and on a Node that was never started.
+// Stop leaves the cluster, hands over what the node holds, finishes calls in flight on the ports, and ends everything: until ctx is done, and
+// within Config.Grace. Leaving the gossip takes about a second more. Stop returns when everything has ended. The error says what was not
+// handed over; copies replace it as after a crash. Stop may be called again, and on a Node that was never started.
 //
-// Stop the program's own callers first. Checks during Stop are forwarded; afterwards the policy's on_error answers them.
+// The program's own callers should stop before. During Stop checks are forwarded; after it, the policy's on_error answers them.
 func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Lock()
 	n.stopped = true
@@ -124,8 +123,7 @@ func (n *Node) Stop(ctx context.Context) error {
 	return r.StopWithin(ctx)
 }
 
-// Service returns the whole interface of the node, with its errors. It is nil before Start. Calls through it are the program's own: no
-// access file applies to them.
+// Service returns the whole interface of the node, with its errors. It is nil before Start. No access file applies to calls through it.
 func (n *Node) Service() limit.Service {
 	if r := n.node.Load(); r != nil {
 		return r.Service()
@@ -133,8 +131,8 @@ func (n *Node) Service() limit.Service {
 	return nil
 }
 
-// Client returns the Service as a client of package client, with handles to policies, leases and reservations. Close ends the Client
-// alone, and leaves the Node as it is. It is nil before Start.
+// Client returns the Service as a client of package client, with handles to policies, leases and reservations. Close ends the Client and not
+// the Node. It is nil before Start.
 func (n *Node) Client() *client.Client {
 	if r := n.node.Load(); r != nil {
 		return client.New(r.Service(), func() {})
@@ -142,12 +140,12 @@ func (n *Node) Client() *client.Client {
 	return nil
 }
 
-// Addresses are those that a node listens on, HOST:PORT with the ports that it really has; empty where one is off.
+// Addresses are the addresses that a node listens on, HOST:PORT with the real ports; empty: the port is off.
 type Addresses struct {
 	Gossip, Peer, HTTP, GRPC, RESP string
 }
 
-// Addresses returns the addresses that the node listens on; that for gossip is the one that others join it by.
+// Addresses returns the addresses that the node listens on. Other members join it by Gossip.
 func (n *Node) Addresses() Addresses {
 	r := n.node.Load()
 	if r == nil {
