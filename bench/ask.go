@@ -27,7 +27,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// The sizes of the workloads. All systems get the same.
+// The sizes of the workloads, the same for all systems.
 const (
 	unaryCallers = 256
 	batchCallers = 32
@@ -41,12 +41,12 @@ const (
 // A pick chooses the key of a check.
 type pick func(*rand.Rand) string
 
-// among picks at random.
+// among picks keys at random.
 func among(keys []string) pick {
 	return func(r *rand.Rand) string { return keys[r.IntN(len(keys))] }
 }
 
-// amongMany picks among so many keys, which lie in one block, as those of requests do.
+// amongMany picks at random among so many keys. They are parts of one string, as the keys of a request are.
 func amongMany(keys int) pick {
 	var block strings.Builder
 	for i := range keys {
@@ -61,15 +61,15 @@ func amongMany(keys int) pick {
 
 func only(key string) pick { return func(*rand.Rand) string { return key } }
 
-// byZipf picks the n-th key as often as the first, divided by n.
+// byZipf picks the n-th key 1/n times as often as the first.
 func byZipf(keys []string) pick {
-	weights := make([]float64, len(keys)) // up to and with each
+	weights := make([]float64, len(keys)) // cumulative
 	sum := 0.0
 	for i := range keys {
 		sum += 1 / float64(i+1)
 		weights[i] = sum
 	}
-	// A table in place of a search, so that a pick costs next to nothing.
+	// The picks are worked out before, so that a pick costs next to nothing.
 	picks := make([]string, 1<<16)
 	for i, at := 0, 0; i < len(picks); i++ {
 		for at < len(keys)-1 && weights[at] < sum*(float64(i)+0.5)/float64(len(picks)) {
@@ -82,10 +82,11 @@ func byZipf(keys []string) pick {
 
 func newRandom(i int) *rand.Rand { return rand.New(rand.NewPCG(uint64(i), rand.Uint64())) }
 
-// An asking opens the connections of a load's callers to a system. closeAll closes them.
+// An asking opens the connections of a workload's callers to a system. newCall returns the i-th caller's call; closeAll closes the
+// connections.
 type asking func(ctx context.Context, s *system) (newCall func(i int) call, closeAll func(), err error)
 
-// dialAll opens connections to every node; conns[i] are those of node i.
+// dialAll opens connections to every node: conns[i] are those to node i.
 func (s *system) dialAll() (conns [][]*grpc.ClientConn, closeAll func(), err error) {
 	closeAll = func() {
 		for _, node := range conns {
@@ -108,10 +109,10 @@ func (s *system) dialAll() (conns [][]*grpc.ClientConn, closeAll func(), err err
 	return conns, closeAll, nil
 }
 
-// A callTo is a call by way of a client.
+// A callTo makes a call through a client.
 type callTo[C any] func(context.Context, C) (decisions int, err error)
 
-// overGRPC makes an asking of a constructor of generated clients: each call goes to a random node.
+// overGRPC returns an asking for a generated client. Each call goes to a random node.
 func overGRPC[C any](newClient func(grpc.ClientConnInterface) C, newCall func(random *rand.Rand) callTo[C]) asking {
 	return func(_ context.Context, s *system) (func(int) call, func(), error) {
 		conns, closeAll, err := s.dialAll()
@@ -134,7 +135,7 @@ func overGRPC[C any](newClient func(grpc.ClientConnInterface) C, newCall func(ra
 	}
 }
 
-// checks asks batches of weir.v1. The floors and Weir get the same bytes.
+// checks asks for batches of weir.v1. The floors and Weir get the same bytes.
 func checks(policy string, batch int, pick pick) asking {
 	return overGRPC(weirv1.NewLimiterClient, func(random *rand.Rand) callTo[weirv1.LimiterClient] {
 		req := newCheckRequest(policy, batch)
@@ -159,7 +160,7 @@ func newCheckRequest(policy string, batch int) *weirv1.CheckRequest {
 	return req
 }
 
-// decided returns an error unless all checks were decided by their owner, or by what it lent or said before.
+// decided returns an error unless each check was decided by its owner, by a loan or by a remembered refusal.
 func decided(resp *weirv1.CheckResponse, checks int) error {
 	if len(resp.Results) != checks {
 		return fmt.Errorf("%d results for %d checks", len(resp.Results), checks)
@@ -177,7 +178,7 @@ func decided(resp *weirv1.CheckResponse, checks int) error {
 
 var errByPolicy = errors.New("decided by on_error: the owner did not answer")
 
-// singles asks one check at a time as weir load does, over grpc, http or stream, which is the Go client.
+// singles asks for one check at a time, as weir load does: over grpc, http or stream (the Go client).
 func singles(over, policy string, pick pick) asking {
 	return func(_ context.Context, s *system) (func(int) call, func(), error) {
 		var addrs []string
@@ -200,7 +201,7 @@ func singles(over, policy string, pick pick) asking {
 	}
 }
 
-// one counts a decision.
+// one counts one decision. A decision by on_error is an error.
 func one(a load.Answer, err error) (int, error) {
 	if err == nil && (a.FailedOpen || a.FailedClosed) {
 		err = errByPolicy
@@ -208,8 +209,7 @@ func one(a load.Answer, err error) (int, error) {
 	return 1, err
 }
 
-// goClient asks one check at a time through the Go client, by default with its memory and loans, which package load
-// does without.
+// goClient asks for one check at a time through the Go client, by default with its memory of refusals and loans, which package load turns off.
 func goClient(policy string, pick pick, opts ...client.Option) asking {
 	return func(ctx context.Context, s *system) (func(int) call, func(), error) {
 		var addrs []string
@@ -292,7 +292,7 @@ func envoyCalls(pick pick) asking {
 
 const forwardAuth = "/v1/forward-auth"
 
-// gatewayCalls asks GET /v1/forward-auth as a gateway does.
+// gatewayCalls asks GET /v1/forward-auth, as a gateway does.
 func gatewayCalls(pick pick) asking {
 	return func(_ context.Context, s *system) (func(int) call, func(), error) {
 		transport := &http.Transport{MaxIdleConnsPerHost: unaryCallers, MaxConnsPerHost: unaryCallers}
@@ -320,7 +320,7 @@ func gatewayCalls(pick pick) asking {
 	}
 }
 
-// pipelined keeps unaryCallers messages in flight on one stream of the echo, each answered by one, in order.
+// pipelined keeps unaryCallers messages in flight on one stream of the echo. Each has one answer, in order.
 func pipelined(ctx context.Context, r *recorder, conn grpc.ClientConnInterface, keys []string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var sender sync.WaitGroup
@@ -342,7 +342,7 @@ func pipelined(ctx context.Context, r *recorder, conn grpc.ClientConnInterface, 
 			}
 			req.Checks[0].Target.Key = keys[i*7919%len(keys)]
 			if stream.SendMsg(req) != nil {
-				return // the receiver learns why
+				return // RecvMsg returns the error
 			}
 		}
 	})
@@ -356,8 +356,8 @@ func pipelined(ctx context.Context, r *recorder, conn grpc.ClientConnInterface, 
 	return nil
 }
 
-// slidingWindow is the script that users write: a sorted set of admissions for each key, by the server's clock. A
-// member is the instant and a number of the caller's, so that two admissions in one microsecond are two.
+// slidingWindow is the script that users of Redis write: a sorted set of admissions for each key, by the server's clock. A member is the
+// instant and a number that the caller chooses, so that two admissions in one microsecond are two members.
 const slidingWindow = `
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -371,14 +371,14 @@ redis.call('PEXPIRE', KEYS[1], window / 1000)
 return 1
 `
 
-// redisPool is the number of connections of go-redis. With its default, ten for each CPU, callers wait on a small
-// machine; with more than this the rate does not rise any further.
+// redisPool is the number of connections of go-redis. With its default, ten for each CPU, callers wait on a small machine; with more than
+// redisPool the rate does not rise.
 const redisPool = 64
 
 // goRedis asks Redis with go-redis.
 func goRedis(newCall func(c *redis.Client, script *redis.Script, random *rand.Rand) call) asking {
 	return func(_ context.Context, s *system) (func(int) call, func(), error) {
-		redis.SetLogger(quiet{log.New(io.Discard, "", 0)}) // it complains of connections that end with a measurement
+		redis.SetLogger(quiet{log.New(io.Discard, "", 0)}) // it logs connections that end with a measurement
 		c := redis.NewClient(&redis.Options{Addr: s.nodes[0].resp, PoolSize: redisPool})
 		script := redis.NewScript(slidingWindow)
 		return func(i int) call { return newCall(c, script, newRandom(i)) }, func() { c.Close() }, nil
@@ -389,7 +389,7 @@ type quiet struct{ *log.Logger }
 
 func (q quiet) Printf(_ context.Context, format string, v ...any) { q.Logger.Printf(format, v...) }
 
-// scripts sends the sliding window's script, so many at once.
+// scripts runs the sliding window's script, batch times in one message.
 func scripts(batch int, pick pick) asking {
 	return goRedis(func(c *redis.Client, script *redis.Script, random *rand.Rand) call {
 		return func(ctx context.Context) (int, error) {
@@ -416,14 +416,14 @@ func redisRate(pick pick) asking {
 	})
 }
 
-// A command appends the words of a command of the Redis protocol for a key. Its reply has so many lines.
+// A command returns the words of a command of the Redis protocol for a key. Its reply has this many lines.
 type command struct {
 	words func(key string, n int) []string
 	lines int
 }
 
-// commands sends respBatch commands at a time on a connection for each caller. Replies are counted and not parsed, so
-// that the caller, which shares the machine, takes as little of it as can be.
+// commands sends respBatch commands at a time on one connection for each caller. It counts replies and does not parse them, so that the
+// caller, which shares the machine, takes little CPU.
 func commands(c command, pick pick) asking {
 	return func(ctx context.Context, s *system) (func(int) call, func(), error) {
 		var conns []net.Conn
@@ -459,7 +459,7 @@ func commands(c command, pick pick) asking {
 	}
 }
 
-// appendCommand appends a command as clients send it.
+// appendCommand appends a command in the Redis protocol.
 func appendCommand(b []byte, words []string) []byte {
 	b = append(strconv.AppendInt(append(b, '*'), int64(len(words)), 10), '\r', '\n')
 	for _, w := range words {
@@ -469,7 +469,7 @@ func appendCommand(b []byte, words []string) []byte {
 	return b
 }
 
-// exchange writes commands and reads replies of so many lines together.
+// exchange writes commands, and reads replies of this many lines in all.
 func exchange(conn net.Conn, out, in []byte, lines int) error {
 	if _, err := conn.Write(out); err != nil {
 		return err

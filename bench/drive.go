@@ -15,15 +15,15 @@ import (
 // A closedLoop has callers that each make the next call when the last one is answered.
 type closedLoop struct {
 	callers int
-	warm    time.Duration // before anything counts: connections, pools, the first collections
+	warm    time.Duration // not measured: connections, pools and the first collections settle
 	measure time.Duration
-	servers []*process // their CPU and memory are accounted
+	servers []*process // whose CPU and memory are measured
 }
 
 // callLimit bounds every call, far above the time of any call that is answered at all.
 const callLimit = 10 * time.Second
 
-// A call asks once and returns the number of decisions in the answer. One goroutine uses it at a time.
+// A call asks once, and returns the number of decisions in the answer. One goroutine at a time may use it.
 type call func(ctx context.Context) (decisions int, err error)
 
 // A caller is one goroutine of a load. It ends soon after the recorder is over.
@@ -38,7 +38,7 @@ type recorder struct {
 	first                      error // the first failure
 }
 
-// phases are where a load is in its run. All its callers share them.
+// phases says which phase a run is in. All its callers share it.
 type phases struct{ counting, over atomic.Bool }
 
 func newTimes() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(2*callLimit), 2) }
@@ -71,7 +71,7 @@ func loop(c call) caller {
 	}
 }
 
-// drive runs the load. newCaller returns its i-th caller.
+// drive runs the load, and measures it. newCaller returns the i-th caller.
 func (l closedLoop) drive(ctx context.Context, newCaller func(i int) caller) (sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.warm+l.measure+callLimit)
 	defer cancel()
@@ -110,7 +110,7 @@ func (l closedLoop) drive(ctx context.Context, newCaller func(i int) caller) (sa
 	return got, nil
 }
 
-// counts are all that is read at both ends of the time that is measured.
+// counts are the numbers that are read at the beginning and the end of the measured time.
 type counts struct {
 	at                         time.Time
 	decisions, calls, failures int64
@@ -138,7 +138,7 @@ func (l closedLoop) read(recorders []recorder) (counts, error) {
 	return c, nil
 }
 
-// between are the figures of the time from one reading to another.
+// between returns the figures of the time between two readings.
 func (l closedLoop) between(from, to counts) sample {
 	decisions := float64(to.decisions - from.decisions)
 	got := sample{
@@ -153,7 +153,7 @@ func (l closedLoop) between(from, to counts) sample {
 	return got
 }
 
-// ownCPU is the CPU time of the harness itself, without its children.
+// ownCPU returns the CPU time of the harness itself, without its children.
 func ownCPU() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -21,17 +21,16 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// serveCommand is the hidden subcommand of the floors' processes.
+// serveCommand is the hidden subcommand of the floors' processes. A floor is a server that does no more than a transport needs.
 const serveCommand = "serve-floor"
 
-// roomyGC is the GOGC of the floors and of the callers. A process that holds no states has so small a heap that at the
-// default of 100 it collects many times a second, and an echo then costs more than Weir with its larger heap: measured,
-// 21 CPU seconds a million calls in place of 15. A floor must not be hampered by having nothing to hold. The systems
-// that are compared run as they come.
+// roomyGC is the GOGC of the floors and of the callers. A process that holds no states has a small heap, so at the default of 100 it collects
+// many times a second. An echo then costs more than Weir with its larger heap: 21 CPU seconds a million calls were measured, in place of 15.
+// The systems that are compared run with their defaults.
 const roomyGC = 400
 
-// serveFloor is the process of a floor: a server that carries the same messages as Weir and decides nothing. It ends
-// with its standard input, that is, with the harness.
+// serveFloor is the process of a floor: it carries the same messages as Weir and decides nothing. It ends with its standard input, and so with
+// the harness.
 func serveFloor(args []string) error {
 	fs := flag.NewFlagSet(serveCommand, flag.ContinueOnError)
 	kind := fs.String("kind", "echo", "echo, forward or http")
@@ -78,8 +77,7 @@ func serveFloor(args []string) error {
 	return <-failed
 }
 
-// echoServer answers every check with the same decision. The responses are made beforehand: a floor spends nothing on
-// what is not transport.
+// echoServer answers every check with the same decision. Its responses are made in advance, so that it spends time on transport only.
 type echoServer struct {
 	weirv1.UnimplementedLimiterServer
 	responses map[int]*weirv1.CheckResponse
@@ -93,7 +91,7 @@ func newEchoServer() *echoServer {
 	return e
 }
 
-// echoResponse is what Weir answers to checks that are admitted, with numbers of the usual length.
+// echoResponse returns Weir's answer to admitted checks, with numbers of the usual length.
 func echoResponse(checks int) *weirv1.CheckResponse {
 	resp := &weirv1.CheckResponse{}
 	for range checks {
@@ -112,7 +110,7 @@ func (e *echoServer) Check(_ context.Context, req *weirv1.CheckRequest) (*weirv1
 	return echoResponse(len(req.Checks)), nil
 }
 
-// envoyEcho answers every request of Envoy's with the same response.
+// envoyEcho answers every request of Envoy with the same response.
 type envoyEcho struct {
 	ratelimitv3.UnimplementedRateLimitServiceServer
 	response *ratelimitv3.RateLimitResponse
@@ -135,7 +133,7 @@ func (e *envoyEcho) ShouldRateLimit(
 	return e.response, nil
 }
 
-// echoService is the service that echoStream belongs to.
+// echoService describes the service of echoStream.
 func echoService() *grpc.ServiceDesc {
 	streams := []grpc.StreamDesc{*echoStream()}
 	return &grpc.ServiceDesc{ServiceName: "weir.bench.Echo", HandlerType: (*any)(nil), Streams: streams}
@@ -143,8 +141,7 @@ func echoService() *grpc.ServiceDesc {
 
 const echoStreamMethod = "/weir.bench.Echo/Stream"
 
-// echoStream describes a stream of the same messages as the unary call, each answered by one. Weir's interface has
-// none.
+// echoStream describes a stream with the messages of the unary call, each with one answer. Weir's interface has no such stream.
 func echoStream() *grpc.StreamDesc {
 	return &grpc.StreamDesc{
 		StreamName: "Stream", ServerStreams: true, ClientStreams: true,
@@ -169,7 +166,7 @@ func echoStream() *grpc.StreamDesc {
 	}
 }
 
-// forwardServer hands every call on to another process, as simply as gRPC allows.
+// forwardServer forwards every call to another process, with as little code as gRPC allows.
 type forwardServer struct {
 	weirv1.UnimplementedLimiterServer
 	clients []weirv1.LimiterClient
@@ -179,13 +176,12 @@ func (f *forwardServer) Check(ctx context.Context, req *weirv1.CheckRequest) (*w
 	return f.clients[rand.IntN(len(f.clients))].Check(ctx, req)
 }
 
-// echoHTTPBody is what Weir answers over HTTP.
+// echoHTTPBody is Weir's answer over HTTP.
 const echoHTTPBody = `{"allowed":true,"granted":1,"limit":1000,"remaining":998,"retry_after_ms":0,` +
 	`"reset_after_ms":114,"delay_ms":0,"policy":"bucket",` +
 	`"shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`
 
-// echoHTTP reads a request and answers with as many bytes as Weir does, in as many headers: to a gateway without a
-// body.
+// echoHTTP reads a request, and answers with as many bytes and headers as Weir: without a body for a gateway.
 func echoHTTP(w http.ResponseWriter, r *http.Request) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -208,5 +204,5 @@ func echoHTTP(w http.ResponseWriter, r *http.Request) {
 	if gateway {
 		return
 	}
-	_, _ = io.Copy(w, bytes.NewReader([]byte(echoHTTPBody))) // a caller that is gone is its own affair
+	_, _ = io.Copy(w, bytes.NewReader([]byte(echoHTTPBody))) // the caller may be gone
 }

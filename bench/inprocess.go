@@ -23,8 +23,8 @@ import (
 // inProcessKeys is how many keys the libraries hold.
 const inProcessKeys = 1_000_000
 
-// A library is something that decides in this process. make returns a function that asks for one unit of a key: a token
-// bucket of so many units a window, or, for the bare map, something that always says yes.
+// A library decides in this process. make returns a function that asks for one unit of a key: a token bucket of so many units a window, or,
+// for the bare map, a function that always returns true.
 type library struct {
 	name string
 	make func(units int, window time.Duration) (func(key string) bool, error)
@@ -66,7 +66,7 @@ func (b *bench) runInProcess(ctx context.Context, name string) (sample, error) {
 	return got, json.Unmarshal([]byte(line), &got)
 }
 
-// measureInProcess is such a child.
+// measureInProcess is the process of such a child.
 func measureInProcess(args []string) error {
 	fs := flag.NewFlagSet(inProcessCommand, flag.ContinueOnError)
 	name := fs.String("library", "", "one of the libraries")
@@ -90,7 +90,7 @@ func measureInProcess(args []string) error {
 	return nil
 }
 
-// measureLibrary fills a library with keys, weighs it and times it.
+// measureLibrary fills a library with keys, and measures its memory and its time.
 func measureLibrary(l library, keys int, phase time.Duration) (sample, error) {
 	got := sample{}
 	allow, err := l.make(limitUnits, limitWindow)
@@ -99,7 +99,7 @@ func measureLibrary(l library, keys int, phase time.Duration) (sample, error) {
 	}
 	before := liveHeap()
 	for i := range keys {
-		allow(keyOf(i)) // a string of its own, as a server's keys are: what the library keeps of it counts
+		allow(keyOf(i)) // a string of its own, as in a server, so that what the library keeps of it counts
 	}
 	got[bytesPerKey] = float64(liveHeap()-before) / float64(keys)
 	var collections []float64
@@ -120,7 +120,7 @@ func measureLibrary(l library, keys int, phase time.Duration) (sample, error) {
 	return got, nil
 }
 
-// nanos is the elapsed time by the number of decisions that so many goroutines made together.
+// nanos returns the elapsed time divided by the number of decisions that so many goroutines made together.
 func nanos(threads int, d time.Duration, allow func(string) bool, pick pick) float64 {
 	const between = 256 // decisions between looks at the clock
 	var total atomic.Int64
@@ -143,27 +143,27 @@ func nanos(threads int, d time.Duration, allow func(string) bool, pick pick) flo
 	return float64(time.Since(began)) / float64(total.Load())
 }
 
-// liveHeap is the heap in use after full collections.
+// liveHeap returns the heap in use after full collections.
 func liveHeap() int64 {
 	runtime.GC()
-	runtime.GC() // what the first one's finalizers and pools let go
+	runtime.GC() // frees what finalizers and pools released in the first one
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
 
-// mapShards is how many maps the maps below are made of, each with a lock.
+// mapShards is the number of maps of the libraries below, each with a lock.
 const mapShards = 256
 
-// counter is the least that a limit has to keep, two words: how much, and since when.
+// counter is the least state of a limit, two words: how much, and since when.
 type counter [2]int64
 
-// bareMap looks a key up in a sharded map and changes what it finds.
+// bareMap looks a key up in a sharded map and changes its value.
 func bareMap(int, time.Duration) (func(string) bool, error) {
 	type shard struct {
 		mu sync.Mutex
 		m  map[string]counter
-		_  [48]byte // to a cache line each
+		_  [48]byte // each has its own cache line
 	}
 	seed, shards := maphash.MakeSeed(), make([]shard, mapShards)
 	for i := range shards {
@@ -180,7 +180,7 @@ func bareMap(int, time.Duration) (func(string) bool, error) {
 	}, nil
 }
 
-// xTimeRate is what programs make of golang.org/x/time/rate: a limiter for each key in a map, here a sharded one.
+// xTimeRate is how programs use golang.org/x/time/rate: a map with a limiter for each key, here a sharded one.
 func xTimeRate(units int, window time.Duration) (func(string) bool, error) {
 	type shard struct {
 		mu sync.Mutex
@@ -217,7 +217,7 @@ func goLimiter(units int, window time.Duration) (func(string) bool, error) {
 	}, nil
 }
 
-// weirLocal is Weir as a library: the same decisions as a node's, through the client's interface.
+// weirLocal is Weir as a library: a node's decisions, through the client's interface.
 func weirLocal(units int, window time.Duration) (func(string) bool, error) {
 	const file = "policies:\n  - {name: bucket, algorithm: token_bucket, limit: %d, window: %v}\n"
 	policies, err := policy.Parse("bench.yaml", []byte(fmt.Sprintf(file, units, window)))

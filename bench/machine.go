@@ -12,15 +12,15 @@ import (
 	"syscall"
 )
 
-// A machine is where figures come from, without which they say little.
+// A machine describes the machine and the versions that the figures are from.
 type machine struct {
 	CPU      string            `json:"cpu"`
 	Cores    int               `json:"cores"`
 	MemoryMB uint64            `json:"memory_mb"`
 	Kernel   string            `json:"kernel"`
 	Go       string            `json:"go"`
-	Weir     string            `json:"weir"`     // revision of the checkout, "+" when it has changes
-	Versions map[string]string `json:"versions"` // of what it is compared with
+	Weir     string            `json:"weir"`     // revision of the checkout, with "+" if it has changes
+	Versions map[string]string `json:"versions"` // of the other systems
 }
 
 func describeMachine(ctx context.Context, weirPath string) machine {
@@ -60,7 +60,7 @@ func describeMachine(ctx context.Context, weirPath string) machine {
 	return m
 }
 
-// cpuModel reads the first processor's model from /proc/cpuinfo; some architectures have none.
+// cpuModel returns the first processor's model from /proc/cpuinfo; some architectures have none.
 func cpuModel(cpuinfo []byte) string {
 	for line := range bytes.Lines(cpuinfo) {
 		name, value, _ := bytes.Cut(line, []byte(":"))
@@ -71,7 +71,7 @@ func cpuModel(cpuinfo []byte) string {
 	return runtime.GOARCH
 }
 
-// revision is the commit of the checkout. Git is kept from writing anything.
+// revision returns the commit of the checkout. git writes nothing.
 func revision(ctx context.Context) string {
 	rev := output(ctx, "git", "--no-optional-locks", "-C", "..", "rev-parse", "--short", "HEAD")
 	if rev == "" {
@@ -83,7 +83,7 @@ func revision(ctx context.Context) string {
 	return rev
 }
 
-// output is what a command prints, or nothing when it fails or is not there.
+// output returns what a command prints, or "" if it fails or does not exist.
 func output(ctx context.Context, name string, args ...string) string {
 	b, err := exec.CommandContext(ctx, name, args...).Output()
 	if err != nil {

@@ -1,13 +1,13 @@
-// Command bench runs Weir, what its users would otherwise pick, and the floors of the transports in turns on one
-// machine, and prints how they compare: rates, server CPU per million decisions, resident memory and latencies, as
-// medians over several rounds, and their ratios. See docs/performance.md for what each row means.
+// Command bench runs Weir, the alternatives that users have, and the floors of the transports in turns on one machine. It prints rates, server
+// CPU per million decisions, resident memory and latencies, as medians over several rounds, and their ratios. See docs/performance.md for what
+// each row means.
 //
 //	cd bench && go run . [-short] [-rounds 5] [-only regexp] [-json FILE] [-md FILE]
 //	    [-gubernator PATH] [-weir PATH] [-beside PATH] [-nodes 3]
 //
-// It runs on Linux, whose /proc it reads the servers' accounts from. Everything listens on loopback, is bounded in time
-// and count, and is ended by its own pid, also when the harness is interrupted. The exit status is 0 when everything
-// was measured or left out with a reason, and 2 when the harness could not do its work.
+// It runs on Linux, because it reads the servers' CPU and memory from /proc. Every server listens on loopback, is bounded in time and count,
+// and is ended by its own pid, even if the harness is interrupted. The exit status is 0 if everything was measured, or left out with a reason,
+// and 2 if the harness failed.
 package main
 
 import (
@@ -41,7 +41,7 @@ func main() {
 
 var errNoChild = errors.New("not a child of the harness")
 
-// child is what the children of the harness do, which are this same binary.
+// child runs a child of the harness, which is this same binary.
 func child(args []string) error {
 	if len(args) > 0 && args[0] == serveCommand {
 		return serveFloor(args[1:])
@@ -52,7 +52,7 @@ func child(args []string) error {
 	return errNoChild
 }
 
-// settings are what the command line says.
+// settings are the flags of the command line.
 type settings struct {
 	short                                        bool
 	rounds, nodes                                int
@@ -60,7 +60,7 @@ type settings struct {
 	jsonFile, mdFile, gubernator, weirAt, beside string
 }
 
-// The most time that a run may take.
+// The longest time of a run.
 const (
 	shortRun = 15 * time.Minute
 	fullRun  = 2 * time.Hour
@@ -108,7 +108,7 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	return s, nil
 }
 
-// run is the whole command.
+// run runs the whole command.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	s, err := parse(args, stderr)
 	if err != nil {
@@ -146,7 +146,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return errors.Join(r.writeMarkdown(stdout), err)
 }
 
-// findWeir is the binary that is measured.
+// findWeir returns the Weir binary to measure.
 func findWeir(ctx context.Context, path, dir string, stderr io.Writer) (string, error) {
 	if path == "" {
 		fmt.Fprintln(stderr, "building weir")

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// children are the processes that the harness started, each ended by its own pid.
+// children are the processes that the harness has started. Each is ended by its own pid.
 type children struct {
 	mu      sync.Mutex
 	running []*process
@@ -31,20 +31,20 @@ type process struct {
 	lines  chan string // the first lines of its standard output
 	stderr *tail
 	exited chan struct{}
-	err    error // of Wait, once exited is closed
+	err    error // of Wait; valid once exited is closed
 }
 
-// stopGrace is how long a child may take to end by itself.
+// stopGrace is how long a child may take to end after SIGTERM.
 const stopGrace = 3 * time.Second
 
-// start runs a program. Its standard input stays open until it is stopped, so that a child of ours notices by its end
-// that the harness is gone; all others are ended by the kernel then.
+// start starts a program. Its standard input stays open until it is stopped, so a child of this binary sees the end of the harness. The kernel
+// ends all other children then.
 func (c *children) start(name, path string, args, env []string) (*process, error) {
 	p := &process{name: name, lines: make(chan string, 16), stderr: &tail{most: 4 << 10}, exited: make(chan struct{})}
 	p.cmd = exec.Command(path, args...)
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stderr = p.stderr
-	// A group of its own keeps the terminal's interrupt from the child: the harness ends it, in order.
+	// In its own group, the child does not get the terminal's interrupt; the harness ends it.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	stdin, err := p.cmd.StdinPipe()
 	if err != nil {
@@ -67,10 +67,10 @@ func (c *children) start(name, path string, args, env []string) (*process, error
 		for in.Scan() {
 			select {
 			case p.lines <- in.Text():
-			default: // nobody reads on; the child must not block
+			default: // no goroutine reads lines any more; the child must not block
 			}
 		}
-		_, _ = io.Copy(io.Discard, stdout) // after a line too long to be one of those that are waited for
+		_, _ = io.Copy(io.Discard, stdout) // after a line that is too long for any that line waits for
 		p.err = p.cmd.Wait()
 		close(p.exited)
 	}()
@@ -87,7 +87,7 @@ func (p *process) line(ctx context.Context, prefix string) (string, error) {
 			}
 		case <-p.exited:
 			select {
-			case line := <-p.lines: // what it said last
+			case line := <-p.lines: // its last lines
 				if rest, ok := strings.CutPrefix(line, prefix); ok {
 					return rest, nil
 				}
@@ -100,7 +100,7 @@ func (p *process) line(ctx context.Context, prefix string) (string, error) {
 	}
 }
 
-// died says how a child ended that should not have.
+// died returns the error for a child that has ended too early.
 func (p *process) died() error {
 	how := p.err
 	if how == nil {
@@ -119,7 +119,7 @@ func (p *process) alive() error {
 	}
 }
 
-// stop ends the children and waits for them: politely at first, then by force.
+// stop ends the children and waits for them: by SIGTERM, and after stopGrace by SIGKILL.
 func (c *children) stop(ps ...*process) {
 	for _, p := range ps {
 		p.stdin.Close()
@@ -154,13 +154,13 @@ func (c *children) stopAll() {
 	c.stop(all...)
 }
 
-// usage is what a process has used.
+// usage is what a process has used so far.
 type usage struct {
-	cpu time.Duration // user and system, ever, in steps of 10 ms
+	cpu time.Duration // user and system, since its start, in steps of 10 ms
 	rss int64         // resident bytes
 }
 
-// usage reads the child's account in /proc.
+// usage reads the child's CPU time and memory from /proc.
 func (p *process) usage() (usage, error) {
 	if err := p.alive(); err != nil {
 		return usage{}, err
@@ -184,11 +184,11 @@ func (p *process) usage() (usage, error) {
 	return u, nil
 }
 
-// clockTick is the unit of CPU time in /proc, USER_HZ: 100 a second on every architecture that Go runs Linux on.
+// clockTick is the unit of CPU time in /proc: USER_HZ is 100 on every Linux architecture of Go.
 const clockTick = 10 * time.Millisecond
 
-// statCPU reads user and system time from /proc/PID/stat. The fields are counted from behind the command's name, which
-// may contain anything.
+// statCPU returns user and system time from /proc/PID/stat. It counts fields from the end of the command's name, which may contain any
+// characters.
 func statCPU(stat []byte) (time.Duration, error) {
 	end := bytes.LastIndexByte(stat, ')')
 	fields := bytes.Fields(stat[end+1:])
@@ -206,7 +206,7 @@ func statCPU(stat []byte) (time.Duration, error) {
 	return time.Duration(ticks) * clockTick, nil
 }
 
-// statusBytes reads one amount of memory from /proc/PID/status.
+// statusBytes returns an amount of memory from /proc/PID/status.
 func statusBytes(status []byte, name string) (int64, error) {
 	for line := range bytes.Lines(status) {
 		rest, ok := bytes.CutPrefix(line, []byte(name+":"))
@@ -245,8 +245,7 @@ func (t *tail) String() string {
 	return strings.TrimSpace(string(t.b))
 }
 
-// freePorts returns so many TCP ports on loopback that were free a moment ago, for programs that cannot choose their
-// own.
+// freePorts returns n TCP ports on loopback that were free a moment ago, for programs that cannot choose a port.
 func freePorts(n int) ([]int, error) {
 	var ports []int
 	for range n {
@@ -254,16 +253,16 @@ func freePorts(n int) ([]int, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer l.Close() // all are held until the last is known, so that none comes twice
+		defer l.Close() // all are open until the last one is known, so that they differ
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
 	}
 	return ports, nil
 }
 
-// startLimit bounds the start of a system, compilation apart.
+// startLimit bounds the start of a system, without compilation.
 const startLimit = 20 * time.Second
 
-// eventually calls ready until it returns nil, for startLimit at most, and as long as all processes live.
+// eventually calls ready until it returns nil, for startLimit at most, while all processes live.
 func eventually(ctx context.Context, ps []*process, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()

@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// A report is all that a run found out, as written in JSON.
+// A report has the results of a run; it is written as JSON.
 type report struct {
 	Date     time.Time `json:"date"`
 	Machine  machine   `json:"machine"`
 	Short    bool      `json:"short"`
 	Rounds   int       `json:"rounds"`
-	Nodes    int       `json:"nodes"`    // of a cluster of the rows scale-
-	Measured string    `json:"measured"` // how long each measurement counts, warming up apart
+	Nodes    int       `json:"nodes"`    // of a cluster in the rows of scale.go
+	Measured string    `json:"measured"` // length of each measurement, without the warm-up
 	Figures  []figures `json:"figures"`
 	Ratios   []ratio   `json:"ratios"`
 	Scale    []scaling `json:"scale,omitempty"`
 }
 
-// figures are those of one row.
+// figures has the results of one row.
 type figures struct {
 	Work    string            `json:"work"`
 	Title   string            `json:"title"`
@@ -33,7 +33,7 @@ type figures struct {
 	Error   string            `json:"error,omitempty"`
 }
 
-// A ratio is a figure of one row by that of another.
+// A ratio is a figure of one row divided by that of another.
 type ratio struct {
 	Figure  metric `json:"figure"`
 	Subject string `json:"subject"` // names of rows
@@ -41,7 +41,7 @@ type ratio struct {
 	Ratio   spread `json:"ratio"`
 }
 
-// fill makes the report of what was measured.
+// fill makes the report from the measurements.
 func (r *report) fill(all []*series) {
 	byName := make(map[string]*series)
 	firstOf := make(map[string]string) // work → name of the first row that was measured
@@ -73,7 +73,7 @@ func (r *report) fill(all []*series) {
 			add(s.name(), base, rate, serverCPU, p50, nsOne, nsTwo, nsHotOne, bytesPerKey, gcMillis)
 		}
 	}
-	// What users compare although it comes through another door.
+	// Ratios between rows of different workloads, which users compare.
 	add("client/weir", "unary/gubernator", rate)
 	add("client/weir", "stream/echo", rate, serverCPU)
 	add("three-client/weir", "client/weir", perCPU)
@@ -181,7 +181,7 @@ func (r *report) writeInProcess(m *markdown) {
 	}
 }
 
-// writeMissing says what could not be measured, and why.
+// writeMissing lists the rows that could not be measured, with the reasons.
 func (r *report) writeMissing(m *markdown) {
 	began := false
 	for _, f := range r.Figures {
@@ -206,7 +206,7 @@ func (f *figures) scaled(m metric, by float64) string {
 	return spread{Median: s.Median * by, Min: s.Min * by, Max: s.Max * by, Rounds: s.Rounds}.String()
 }
 
-// String is the median, with the ends where there is more than one round.
+// String returns the median, with least and most if there is more than one round.
 func (s spread) String() string {
 	if s.Rounds < 2 || number(s.Min) == number(s.Max) {
 		return number(s.Median)
@@ -214,7 +214,7 @@ func (s spread) String() string {
 	return number(s.Median) + " (" + number(s.Min) + "–" + number(s.Max) + ")"
 }
 
-// number prints three significant digits, which is more than any figure here is good for.
+// number returns three significant digits, more than any figure here is exact to.
 func number(v float64) string {
 	switch a := math.Abs(v); {
 	case v == 0:
@@ -229,7 +229,7 @@ func number(v float64) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
-// titleOf is a metric's name for people.
+// titleOf returns a metric's name for the report.
 func titleOf(m metric) string {
 	return map[metric]string{
 		rate: "rate", serverCPU: "server CPU", perCPU: "decisions per CPU s", p50: "p50",
@@ -238,7 +238,7 @@ func titleOf(m metric) string {
 	}[m]
 }
 
-// markdown writes, and keeps the first error.
+// markdown writes the report, and keeps the first error.
 type markdown struct {
 	w   io.Writer
 	err error

@@ -19,16 +19,16 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// workloads are all there are.
+// workloads returns all workloads.
 func (b *bench) workloads() []workload {
 	return slices.Concat(b.oneNode(), b.protocols(), b.clients(), b.threeNodes(), b.scale(), b.loans(),
 		b.durabilities(), []workload{b.inProcess(), b.memory(), b.overload()})
 }
 
-// A driver lets callers loose on a system and measures what comes of it, and what the servers use.
+// A driver runs callers against a system, and measures them and the servers.
 type driver func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error)
 
-// closed has callers that each ask again when they are answered.
+// closed returns a driver with callers that ask again when they are answered.
 func (b *bench) closed(callers int) driver {
 	return func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error) {
 		l := closedLoop{callers, b.warm, b.measure, servers}
@@ -36,8 +36,8 @@ func (b *bench) closed(callers int) driver {
 	}
 }
 
-// paced makes so many calls a second, each of a batch. What a copy costs depends on the number of decisions between two
-// flushes, so CPU is comparable at one rate only.
+// paced returns a driver that makes so many calls a second, each of a batch. The cost of copies depends on the number of decisions between two
+// flushes, so CPU can be compared only at one rate.
 func (b *bench) paced(callers, batch int, perSecond float64) driver {
 	return func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error) {
 		cfg := load.Config{
@@ -74,7 +74,7 @@ func (b *bench) paced(callers, batch int, perSecond float64) driver {
 	}
 }
 
-// singly is a call as package load makes it; the call chooses its keys.
+// singly is a call in the form of package load. The call chooses its keys.
 type singly call
 
 // Ask implements load.Asker.
@@ -83,13 +83,13 @@ func (c singly) Ask(ctx context.Context, _ string) (load.Answer, error) {
 	return load.Answer{}, err
 }
 
-// driven is the row of a closed loop of callers of a system.
+// driven returns the row of a closed loop of callers on a system.
 func (b *bench) driven(name string, callers int, start starter, ask asking) row {
 	whole := func(s *system) *system { return s }
 	return drivenIn(name, b.closed(callers), start, whole, func(*system) asking { return ask })
 }
 
-// drivenIn is the row of a part of a system. CPU and memory are those of the part's servers.
+// drivenIn returns the row of a part of a system. CPU and memory are those of the part's servers.
 func drivenIn(name string, drive driver, start starter, part func(*system) *system, ask func(*system) asking) row {
 	return row{system: name, run: func(ctx context.Context) (sample, error) {
 		s, err := start()
@@ -106,17 +106,17 @@ func drivenIn(name string, drive driver, start starter, part func(*system) *syst
 	}}
 }
 
-// first is the first node of a system.
+// first returns the first node of a system.
 func first(s *system) *system { return &system{s.servers[:1], s.nodes[:1]} }
 
-// oneNode compares calls of one check and of many, and a stream.
+// oneNode compares calls of one check, calls of many checks, and a stream.
 func (b *bench) oneNode() []workload {
 	anyKey := among(b.keys)
 	return []workload{
 		{"unary", "One node, unary gRPC, 1 check a call, 256 callers", []row{
 			b.driven("echo", unaryCallers, b.echo, singles("grpc", "bucket", anyKey)),
 			b.driven("weir", unaryCallers, b.weirOne, singles("grpc", "bucket", anyKey)),
-			// Gubernator's client, and Weir answering it.
+			// Callers with Gubernator's client, answered by Weir.
 			b.driven("weir-v1", unaryCallers, b.weirOne, gubernatorCalls(1, anyKey)),
 			b.driven("gubernator", unaryCallers, b.gubOne, gubernatorCalls(1, anyKey)),
 		}},
@@ -131,7 +131,7 @@ func (b *bench) oneNode() []workload {
 	}
 }
 
-// protocols compares the other doors of a node with their floors and peers.
+// protocols compares the other protocols of a node with their floors and peers.
 func (b *bench) protocols() []workload {
 	anyKey := among(b.keys)
 	limit, window := strconv.Itoa(limitUnits), strconv.FormatInt(limitWindow.Microseconds(), 10)
@@ -178,7 +178,7 @@ func (b *bench) clients() []workload {
 	}}}
 }
 
-// threeNodes compares clusters of three that are asked at any node.
+// threeNodes compares clusters of three nodes, with callers that ask any node.
 func (b *bench) threeNodes() []workload {
 	anyKey := among(b.keys)
 	var all []workload
@@ -208,7 +208,7 @@ func (b *bench) threeNodes() []workload {
 		}},
 	} {
 		hot = append(hot, workload{w.name, w.title, []row{
-			b.driven("weir-admitted", unaryCallers, b.weirThree, w.ask("wide")), // its owner is asked each time
+			b.driven("weir-admitted", unaryCallers, b.weirThree, w.ask("wide")), // the owner is asked each time
 			b.driven("weir-refused", unaryCallers, b.weirThree, w.ask("narrow")),
 		}})
 	}
@@ -237,7 +237,7 @@ func (b *bench) threeNodes() []workload {
 
 func (b *bench) hotKey() string { return "hot:" + strconv.FormatUint(rand.Uint64(), 36) }
 
-// gubernatorForwards returns the keys for which the first daemon names another as the owner.
+// gubernatorForwards returns the keys whose owner is another daemon than the first.
 func (s *system) gubernatorForwards(ctx context.Context, keys []string) ([]string, error) {
 	conn, err := dial(s.nodes[0].grpc)
 	if err != nil {
@@ -261,13 +261,13 @@ func (s *system) gubernatorForwards(ctx context.Context, keys []string) ([]strin
 	return found, nil
 }
 
-// fewKeys are asked for again and again; of keySpace keys each is asked for only now and then.
+// fewKeys keys are asked for often; each of keySpace keys is asked for only now and then.
 const fewKeys = 1000
 
 // loans compares the Go client with itself, with and without loans.
 func (b *bench) loans() []workload {
 	patient := *b
-	patient.warm = max(b.warm, time.Second) // until the client knows which keys are busy
+	patient.warm = max(b.warm, time.Second) // until the client knows the busy keys
 	pair := func(name, title, policy string, p pick) workload {
 		return workload{name, "Loans: " + title + ", three nodes, Go client, 256 goroutines", []row{
 			patient.driven("asked", unaryCallers, b.weirThree, goClient(policy, p, client.WithoutLoans())),
@@ -290,7 +290,7 @@ func (b *bench) loans() []workload {
 					return &system{s.servers, s.nodes[i : i+1]}
 				}
 			}
-			return first(s) // there is an owner and there are others
+			return first(s) // not reached: there are an owner and others
 		}
 		ask := func(*system) asking { return singles("grpc", "wide", only("one")) }
 		return drivenIn(name, b.closed(unaryCallers), b.weirThree, part, ask)
@@ -300,14 +300,13 @@ func (b *bench) loans() []workload {
 	}})
 }
 
-// durabilities compares the levels of durability. Of two nodes the one that owns all of the keys is asked and
-// accounted.
+// durabilities compares the levels of durability. Of two nodes, the node that owns all of the keys is asked and measured.
 func (b *bench) durabilities() []workload {
 	var all []workload
 	for _, w := range []struct {
 		name, title          string
 		callers, batch, keys int
-		perSecond            float64 // calls, whether or not earlier ones were answered; 0: a closed loop
+		perSecond            float64 // calls a second, whether or not earlier ones were answered; 0: a closed loop
 	}{
 		{"own-batch", "100 checks a call, 32 callers, 50,000 keys", batchCallers, batchSize, keySpace, 0},
 		{"own-few", "100 checks a call, 32 callers, 1000 keys", batchCallers, batchSize, fewKeys, 0},
@@ -356,7 +355,7 @@ func (b *bench) streamEcho() row {
 	}}
 }
 
-// inProcess compares libraries that decide in the caller's process. Each runs in a child, with a heap of its own.
+// inProcess compares libraries that decide in the caller's process. Each runs in a child with its own heap.
 func (b *bench) inProcess() workload {
 	w := workload{name: "in-process", title: "In process, a million string keys"}
 	for _, l := range libraries() {
@@ -366,7 +365,7 @@ func (b *bench) inProcess() workload {
 	return w
 }
 
-// memory is what a million keys make a process grow by, everything included.
+// memory measures by how much a million keys make a process grow, in all.
 func (b *bench) memory() workload {
 	growth := func(name string, start starter, fill func(ctx context.Context, c *grpc.ClientConn, from int) error) row {
 		return row{system: name, once: true, run: func(ctx context.Context) (sample, error) {
@@ -405,7 +404,7 @@ func (b *bench) memory() workload {
 	}}
 }
 
-// growth fills a server with keys, a batch at a time, and returns the resident bytes that each costs.
+// growth fills a server with keys, a batch at a time, and returns the resident bytes of each.
 func (b *bench) growth(p *process, batch func(from int) error) (sample, error) {
 	keys := 1_000_000
 	if b.short {
@@ -420,7 +419,7 @@ func (b *bench) growth(p *process, batch func(from int) error) (sample, error) {
 			continue
 		}
 		var err error
-		if before, err = p.usage(); err != nil { // connections and pools are not keys
+		if before, err = p.usage(); err != nil { // after the first batch, so that connections and pools do not count
 			return nil, err
 		}
 	}
@@ -431,7 +430,7 @@ func (b *bench) growth(p *process, batch func(from int) error) (sample, error) {
 	return sample{bytesPerKey: float64(after.rss-before.rss) / float64(keys)}, nil
 }
 
-// overload presses batches of 1000 through three nodes.
+// overload sends batches of 1000 checks to three nodes.
 func (b *bench) overload() workload {
 	keys := among(b.keys[:10*bigBatch])
 	return workload{"overload", "Overload: three nodes, 32 callers × 1000 checks a call", []row{

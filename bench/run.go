@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A metric names one figure of a measurement. All are plain numbers in the unit stated here.
+// A metric is the name of a figure. All figures are numbers in the unit given here.
 type metric string
 
 const (
@@ -32,10 +32,10 @@ const (
 	gcMillis    metric = "gc_ms" // one collection with all keys live
 )
 
-// A sample is what one run of a measurement found.
+// A sample has the figures of one run of a row.
 type sample map[metric]float64
 
-// A workload is what several systems are measured under, one right after the other.
+// A workload is measured for several systems, one directly after the other.
 type workload struct {
 	name, title string
 	rows        []row
@@ -44,23 +44,22 @@ type workload struct {
 // A row is one system under a workload.
 type row struct {
 	system string
-	once   bool // costly and steady: in the first round only
+	once   bool // expensive and steady: measured in the first round only
 	run    func(ctx context.Context) (sample, error)
 }
 
-// A series has a row's samples, by the number of the round.
+// A series has the samples of a row, by number of the round.
 type series struct {
 	work, title string
 	row
 	samples map[int]sample
-	err     error // why there is none, or one is missing
+	err     error // why there is no sample, or one is missing
 }
 
 func (s *series) name() string { return s.work + "/" + s.system }
 
-// runRounds measures in turns: each round goes through all workloads, so that a disturbance of the machine falls on all
-// alike. The rows of a workload run right after one another, each round beginning with another. A row that fails is not
-// tried again. The error is that of ctx.
+// runRounds measures in turns: each round runs all workloads, so that a disturbance of the machine affects all alike. The rows of a workload
+// run directly after one another, and each round begins with another row. A row that fails is not run again. The error is that of ctx.
 func runRounds(
 	ctx context.Context, progress io.Writer, works []workload, rounds int, only *regexp.Regexp,
 ) ([]*series, error) {
@@ -101,7 +100,7 @@ func runRounds(
 	return all, nil
 }
 
-// headline is a sample in a few words, for the progress.
+// headline returns a sample in a few words, for the progress.
 func headline(s sample, err error) string {
 	if err != nil {
 		return err.Error()
@@ -117,7 +116,7 @@ func headline(s sample, err error) string {
 	return ""
 }
 
-// A spread is the middle and the ends of one figure over the rounds.
+// A spread is the median, least and most of a figure over the rounds.
 type spread struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
@@ -125,8 +124,7 @@ type spread struct {
 	Rounds int     `json:"rounds"`
 }
 
-// spreadOf is the spread of values; false when there are none. The median of an even number is the mean of the middle
-// two.
+// spreadOf returns the spread of values; false if there are none. The median of an even number of values is the mean of the middle two.
 func spreadOf(values []float64) (spread, bool) {
 	v := slices.Sorted(slices.Values(values))
 	n := len(v)
@@ -136,7 +134,7 @@ func spreadOf(values []float64) (spread, bool) {
 	return spread{Median: (v[(n-1)/2] + v[n/2]) / 2, Min: v[0], Max: v[n-1], Rounds: n}, true
 }
 
-// of returns the spread of one figure, and whether there is any.
+// of returns the spread of a figure; false if no sample has it.
 func (s *series) of(m metric) (spread, bool) {
 	var values []float64
 	for got := range maps.Values(s.samples) {
@@ -147,8 +145,8 @@ func (s *series) of(m metric) (spread, bool) {
 	return spreadOf(values)
 }
 
-// ratioTo returns the spread of the ratios of two series' figures, each taken within one round, so that a disturbance
-// of both cancels. Rounds in which one of them has no figure are left out.
+// ratioTo returns the spread of the ratios of two series' figures. Each ratio is taken within one round, so that a disturbance of both
+// cancels. It leaves out rounds in which one of them has no figure.
 func (s *series) ratioTo(base *series, m metric) (spread, bool) {
 	var ratios []float64
 	for round, a := range s.samples {

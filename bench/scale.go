@@ -8,21 +8,21 @@ import (
 	"github.com/weirlimit/weir/client"
 )
 
-// What a cluster costs beside one node: E is the CPU of a decision on one node divided by the CPU of a decision on
-// many, summed over them, both with their callers on this machine. Many are three unless -nodes says otherwise. 1 would
-// mean that three nodes carry three times as much.
+// What a decision costs on a cluster and on one node: E is the CPU of a decision on one node divided by its CPU on many nodes, summed over
+// them. Both have their callers on this machine. Many are three unless -nodes says otherwise. E would be 1 if three nodes carried three times
+// as much as one.
 
 const (
-	scaleKeys = 10_000 // alike
+	scaleKeys = 10_000 // all asked for equally often
 	scaleWork = "scale-"
 	idleWork  = scaleWork + "idle"
 )
 
-// A scaled row is one kind of callers under one durability.
+// A scaled row is one kind of callers with one durability.
 type scaled struct {
 	callers, durability string
 	title               string
-	goal                float64 // of E; 0: none
+	goal                float64 // of E; 0: no goal
 }
 
 func scaledRows() []scaled {
@@ -54,7 +54,7 @@ func (r scaled) ask(keys []string) (callers int, ask asking) {
 	}
 }
 
-// scale measures one node and many of this build, and of the other build if there is one, all with default flags.
+// scale measures one node and many nodes of this build, and of the other build if there is one, all with default flags.
 func (b *bench) scale() []workload {
 	var all []workload
 	for _, r := range scaledRows() {
@@ -76,14 +76,14 @@ func (b *bench) scale() []workload {
 	return append(all, idle)
 }
 
-// idle is the CPU of the nodes of a cluster that nobody asks.
+// idle returns the row of the CPU of nodes without callers.
 func (b *bench) idle(name string, start starter) row {
 	return row{system: name, run: func(ctx context.Context) (sample, error) {
 		s, err := start()
 		if err != nil {
 			return nil, err
 		}
-		wait(ctx, 2*b.warm) // what the start or the neighbours of the last round left to do
+		wait(ctx, 2*b.warm) // until work of the start and of the last round is done
 		l := closedLoop{servers: s.servers}
 		from, err := l.read(nil)
 		if err != nil {
@@ -99,25 +99,25 @@ func (b *bench) idle(name string, start starter) row {
 	}}
 }
 
-// An efficiency is what came of one scaled row for one build: CPU of a decision in µs, and E.
+// An efficiency is the result of one scaled row for one build: CPU of a decision in µs, and E.
 type efficiency struct {
 	One  *spread `json:"one_us,omitempty"`
 	Many *spread `json:"many_us,omitempty"`
 	E    *spread `json:"e,omitempty"`
 }
 
-// A scaling is what came of one scaled row.
+// A scaling is the result of one scaled row.
 type scaling struct {
 	Callers    string     `json:"callers"`
 	Durability string     `json:"durability"`
 	Goal       float64    `json:"goal,omitempty"`
 	This       efficiency `json:"this"`
 	Beside     efficiency `json:"beside"`
-	// RateToBeside is decisions a second of many nodes, by those of the other build's.
+	// RateToBeside is the decisions a second of many nodes, divided by those of the other build.
 	RateToBeside *spread `json:"rate_to_beside,omitempty"`
 }
 
-// scalings are the rows of which there is anything.
+// scalings returns the rows that have results.
 func scalings(all map[string]*series) []scaling {
 	var out []scaling
 	for _, r := range scaledRows() {
@@ -136,7 +136,7 @@ func scalings(all map[string]*series) []scaling {
 	return out
 }
 
-// writeScale prints E.
+// writeScale writes E.
 func (r *report) writeScale(m *markdown) {
 	nodes := fmt.Sprint(r.Nodes, " nodes")
 	if len(r.Scale) > 0 {
@@ -168,7 +168,7 @@ func (r *report) writeScale(m *markdown) {
 	}
 }
 
-// cell is a spread in a table.
+// cell returns a spread for a table.
 func cell(s *spread) string {
 	if s == nil {
 		return "–"

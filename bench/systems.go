@@ -22,44 +22,44 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// A system is one server or a cluster, each node a process.
+// A system is one server or a cluster. Each node is a process.
 type system struct {
 	servers []*process
 	nodes   []node
 }
 
-// A node has its name and the addresses that callers use. Those that it does not serve are empty.
+// A node has its name and the addresses for callers; empty: it does not serve that protocol.
 type node struct{ name, http, grpc, gossip, resp string }
 
-// A starter returns a running system. Systems are started when they are first asked for and kept until the harness
-// ends: an idle one takes little from the others.
+// A starter returns a running system. A system is started when it is first asked for, and runs until the harness ends: an idle one takes
+// little CPU from the others.
 type starter func() (*system, error)
 
-// A bench has what the measurements share.
+// A bench has what all measurements share.
 type bench struct {
 	short         bool
 	warm, measure time.Duration
-	dir           string // for binaries, policies and what servers write
+	dir           string // of binaries, policies and files that servers write
 	self          string // this binary
 	kids          *children
 	keys          []string
-	beside        string // another build of Weir; empty: none
+	beside        string // another build of Weir; empty: there is none
 
 	echo, forward, echoHTTP               starter
 	weirOne, weirTwo, savedTwo, weirThree starter
-	plainOne, plainMany, idleMany         starter // with default flags, as the next
+	plainOne, plainMany, idleMany         starter // with default flags, as are the next
 	besideOne, besideMany, besideIdleMany starter
 	gubOne, gubThree, redis               starter
-	freshOne, freshGubOne                 starter // without a key
+	freshOne, freshGubOne                 starter // without keys
 }
 
-// keySpace is the number of keys that callers of all systems choose from at random.
+// keySpace is the number of keys; the callers of all systems choose from them at random.
 const keySpace = 100_000
 
-// keyOf is the i-th key, 18 bytes long.
+// keyOf returns the i-th key, 18 bytes long.
 func keyOf(i int) string { return fmt.Sprintf("user:%013d", i) }
 
-// newBench prepares the systems. ctx bounds their starts.
+// newBench prepares the systems. ctx bounds them.
 func newBench(ctx context.Context, s settings, dir, weir string) (*bench, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -121,14 +121,13 @@ func build(ctx context.Context, dir, out, pkg string) (string, error) {
 	return out, nil
 }
 
-// The limit of the workloads: most checks are admitted, so that every system does its full work.
+// The limit of the workloads. It admits most checks, so that every system does its full work.
 const (
 	limitUnits  = 1000
 	limitWindow = time.Minute
 )
 
-// weirPolicies are the policies of all workloads. Those named for a durability have limits that few keys asked often do
-// not reach.
+// weirPolicies are the policies of all workloads. Policies named after a durability have limits that a few busy keys do not reach.
 const weirPolicies = `policies:
   - {name: bucket, algorithm: token_bucket, limit: 1000, window: 1m}
   - {name: log, algorithm: sliding_log, limit: 1000, window: 1m}
@@ -151,7 +150,7 @@ const savedPolicies = `policies:
   - {name: saved-sync, algorithm: token_bucket, limit: 1000000, window: 1m, durability: sync, persist: true}
 `
 
-// envoyFile has the limit that callers of Envoy's rate limit service ask about.
+// envoyFile has the limit that callers of Envoy's rate limit service ask for.
 const envoyFile = `domain: bench
 descriptors:
   - key: user
@@ -178,10 +177,10 @@ func (b *bench) writeFiles() error {
 // nodePlace stands for the name of a node in the arguments of a cluster.
 const nodePlace = "NODE"
 
-// nodeName is the i-th node's.
+// nodeName returns the i-th node's name.
 func nodeName(i int) string { return "weir-" + strconv.Itoa(i) }
 
-// ofNode are the i-th node's arguments.
+// ofNode returns the i-th node's arguments.
 func ofNode(i int, args []string) []string {
 	var own []string
 	for _, a := range args {
@@ -190,8 +189,7 @@ func ofNode(i int, args []string) []string {
 	return own
 }
 
-// startWeir starts a cluster of one build and waits until all nodes hold the partitions that the ring gives them, with
-// copies.
+// startWeir starts a cluster of one build, and waits until all nodes hold the partitions that the ring gives them, with copies.
 func (b *bench) startWeir(ctx context.Context, path string, nodes int, args ...string) (s *system, err error) {
 	s = new(system)
 	defer func() {
@@ -239,7 +237,7 @@ func (b *bench) startWeir(ctx context.Context, path string, nodes int, args ...s
 	})
 }
 
-// parseReady reads the name=value pairs that a node prints when it is up.
+// parseReady parses the name=value pairs of the line that a node prints when it is ready.
 func parseReady(line string) node {
 	values := make(map[string]string)
 	for _, f := range strings.Fields(line) {
@@ -249,7 +247,7 @@ func parseReady(line string) node {
 	return node{values["name"], values["http"], values["grpc"], values["gossip"], values["resp"]}
 }
 
-// unsettled says why a node does not yet see a cluster of so many members that is at rest.
+// unsettled returns why a node does not yet see a settled cluster of this size; nil: it does.
 func unsettled(s *weirv1.StatusResponse, size int) error {
 	if !s.Ready || len(s.Members) != size {
 		return fmt.Errorf("%s sees %d members: %s", s.Node, len(s.Members), s.ReadyDetail)
@@ -269,7 +267,7 @@ func unsettled(s *weirv1.StatusResponse, size int) error {
 	return nil
 }
 
-// ownedBy are the keys that a node owns under a policy, or those that it does not. The cluster has no secret.
+// ownedBy returns the keys that a node owns under a policy (own), or does not own. The cluster has no secret.
 func (s *system) ownedBy(n node, own bool, policy string, keys []string) []string {
 	var names, found []string
 	for _, n := range s.nodes {
@@ -299,7 +297,7 @@ func (b *bench) startFloor(ctx context.Context, args ...string) (*system, error)
 	return &system{[]*process{p}, []node{{grpc: address, http: address}}}, nil
 }
 
-// startForward starts an echo and a server in front of it that hands every call on.
+// startForward starts an echo, and a server before it that forwards every call.
 func (b *bench) startForward(ctx context.Context) (*system, error) {
 	behind, err := b.startFloor(ctx, "-kind", "echo")
 	if err != nil {
@@ -313,8 +311,8 @@ func (b *bench) startForward(ctx context.Context) (*system, error) {
 	return s, nil
 }
 
-// startGubernator starts daemons with Gubernator's defaults, except for a cache that holds all keys (its default of
-// 50,000 would forget counters) and a quiet log.
+// startGubernator starts daemons with Gubernator's defaults, except for a cache that holds all keys (with its default of 50,000 it would lose
+// counters) and the log level.
 func (b *bench) startGubernator(ctx context.Context, path string, daemons int) (s *system, err error) {
 	ports, err := freePorts(3 * daemons)
 	if err != nil {
@@ -400,7 +398,7 @@ func (b *bench) startRedis(ctx context.Context) (*system, error) {
 	return &system{[]*process{p}, []node{{resp: address}}}, nil
 }
 
-// dial returns a connection to a gRPC server, which connects when it is first used.
+// dial returns a connection to a gRPC server. gRPC connects when it is first used.
 func dial(address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
