@@ -18,34 +18,34 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// Bounds on a page of a list.
+// Bounds of a page of a list.
 const (
 	defaultPage = 100
 	maxPage     = 1000
 )
 
-// OverridesConfig is what Overrides needs. All fields are required.
+// OverridesConfig configures Overrides. All fields are required.
 type OverridesConfig struct {
 	Book       *Book
 	Replicator *Replicator
-	// Policies returns those of the policy file, which overrides must suit.
+	// Policies returns the policies of the policy file, which overrides must fit.
 	Policies func() *policy.Set
-	// Auth says whose overrides a caller may change and see.
+	// Auth says of which policies a caller may change and see overrides.
 	Auth *auth.Authorizer
 	// Ready reports whether the node has become a member and is not stopping, or why not.
 	Ready func() (ok bool, why string)
-	// Record is told of each change that was made or failed.
+	// Record gets each change that was made or failed.
 	Record func(auth.Event)
 	Now    func() time.Time
 }
 
-// Overrides is what operators call. Its errors are of *limit.Error. Its methods are safe for concurrent use.
+// Overrides is the service for operators. Its errors are *limit.Error. Its methods are safe for concurrent use.
 type Overrides struct{ cfg OverridesConfig }
 
 // NewOverrides returns the service.
 func NewOverrides(cfg OverridesConfig) *Overrides { return &Overrides{cfg: cfg} }
 
-// subject reads and checks what an override is for, and whether the caller may change it.
+// subject checks what an override is for, and whether the caller may change it.
 func (s *Overrides) subject(ctx context.Context, id ID) error {
 	o := policy.Override{Policy: id.Policy, Key: id.Key, Prefix: id.Prefix}
 	if err := o.Valid(); err != nil {
@@ -62,7 +62,7 @@ func (s *Overrides) demand(ctx context.Context, policy string) error {
 	return nil
 }
 
-// List lists overrides.
+// List returns a page of overrides.
 func (s *Overrides) List(ctx context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error) {
 	one := ID{req.Policy, req.Key, req.Prefix}
 	switch {
@@ -94,7 +94,7 @@ func (s *Overrides) List(ctx context.Context, req *weirv1.ListOverridesRequest) 
 	}
 	mayUse := s.cfg.Auth.MayUse(ctx, auth.RoleOverrides)
 	if one.Policy != "" && after.Policy < one.Policy {
-		after = one // which is below all keys of the policy
+		after = one // one is below all keys of the policy
 	}
 	last := ID{}
 	for e := range s.cfg.Book.After(after) {
@@ -113,7 +113,7 @@ func (s *Overrides) List(ctx context.Context, req *weirv1.ListOverridesRequest) 
 	return out, nil
 }
 
-// Set gives a key or a prefix other limits.
+// Set gives a key, or the keys with a prefix, other limits.
 func (s *Overrides) Set(ctx context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
 	in := req.GetOverride()
 	id := ID{in.GetPolicy(), in.GetKey(), in.GetPrefix()}
@@ -134,7 +134,7 @@ func (s *Overrides) Set(ctx context.Context, req *weirv1.SetOverrideRequest) (*w
 	return s.change(ctx, Entry{ID: id, Settings: settings})
 }
 
-// compact reads settings strictly, and returns them without spaces between their parts.
+// compact checks settings strictly, and returns them without spaces between their parts.
 func compact(settings string) (string, *limit.Error) {
 	if len(settings) > policy.MaxOverrideSettings {
 		return "", limit.NewError(limit.TooLarge, "settings", "have more than the 4096 bytes that are allowed")
@@ -153,7 +153,7 @@ func compact(settings string) (string, *limit.Error) {
 	return string(value), nil
 }
 
-// Delete takes an override away.
+// Delete removes an override.
 func (s *Overrides) Delete(ctx context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
 	id := ID{req.Policy, req.Key, req.Prefix}
 	if err := s.subject(ctx, id); err != nil {
@@ -162,7 +162,7 @@ func (s *Overrides) Delete(ctx context.Context, req *weirv1.DeleteOverrideReques
 	return s.change(ctx, Entry{ID: id})
 }
 
-// change makes a change that is right, and tells the others and the audit log.
+// change makes a valid change, and passes it to the other members and the audit log.
 func (s *Overrides) change(ctx context.Context, e Entry) (*weirv1.OverrideChange, error) {
 	e.By, e.At = auth.CallerName(ctx), s.cfg.Now()
 	step, err := s.made(ctx, e)
@@ -176,7 +176,7 @@ func (s *Overrides) change(ctx context.Context, e Entry) (*weirv1.OverrideChange
 	now := s.cfg.Replicator.force.Load().entries[e.ID]
 	if now == nil || !now.newer(step.Change) {
 		now = step.Change
-	} // otherwise another change counts, which was made at the same time
+	} // otherwise another change, made at the same time, is in force
 	out.Override = protoOverride(now, s.cfg.Policies())
 	if step.Before != nil {
 		out.Before = protoOverride(step.Before, nil)
@@ -184,8 +184,8 @@ func (s *Overrides) change(ctx context.Context, e Entry) (*weirv1.OverrideChange
 	return out, nil
 }
 
-// made makes a change once this member's book has been compared with those of all others: before that it might be older than what they have,
-// and be lost.
+// made makes a change once this member's book has been compared with those of all others. Before that the book may lack their entries, so the
+// change could get too low a version, and lose.
 func (s *Overrides) made(ctx context.Context, e Entry) (Step, error) {
 	unavailable := func(why string) error {
 		return limit.NewError(limit.Unavailable, "", "the override was not changed, because this node "+why)
@@ -208,7 +208,7 @@ func (s *Overrides) made(ctx context.Context, e Entry) (Step, error) {
 	return step, nil
 }
 
-// field is the one that an override is for.
+// field returns the name of the field that identifies an override.
 func field(id ID) string {
 	if id.Prefix != "" {
 		return "prefix"
@@ -216,7 +216,7 @@ func field(id ID) string {
 	return "key"
 }
 
-// what words a change for the audit log.
+// what describes a change for the audit log.
 func what(now, before *Entry) string {
 	text := "delete"
 	if !now.Deleted() {
@@ -231,7 +231,7 @@ func what(now, before *Entry) string {
 	return text
 }
 
-// protoOverride is an entry for callers; policies say whether it is in force, nil does not.
+// protoOverride returns an entry for callers. policies say whether it is in force; nil: that is left out.
 func protoOverride(e *Entry, policies *policy.Set) *weirv1.Override {
 	out := &weirv1.Override{
 		Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Settings: e.Settings, Version: e.Version.String(), ChangedBy: e.By, ChangedAtUnixMs: e.At.UnixMilli(),
@@ -244,9 +244,9 @@ func protoOverride(e *Entry, policies *policy.Set) *weirv1.Override {
 	return out
 }
 
-// token is a page's, with the last ID before the next one.
+// token returns the token of the next page: the last ID of this one.
 func token(id ID) string {
-	text, _ := json.Marshal(id) // of valid UTF-8
+	text, _ := json.Marshal(id) // cannot fail: the texts are valid UTF-8
 	return base64.RawURLEncoding.EncodeToString(text)
 }
 

@@ -346,7 +346,7 @@ func stand(out *weirv1.OverrideMember, e, there *Entry) {
 func (r *Replicator) Notify(ctx context.Context, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
 	from := ownership.Node{Name: req.GetName(), Boot: req.GetBoot()}
 	if from == r.cfg.Self || !slices.Contains(r.cfg.Members(), from) {
-		return nil, status.Error(codes.FailedPrecondition, "who notifies is no other member, as this node sees it")
+		return nil, status.Error(codes.FailedPrecondition, "this node does not see the sender as another member")
 	}
 	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
 	defer cancel()

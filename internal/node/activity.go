@@ -267,7 +267,7 @@ func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, 
 			}
 			return &is, nil
 		case !pause(ctx):
-			return nil, limit.NewError(limit.Unavailable, "", "nobody decides for the key at this moment: ask again")
+			return nil, limit.NewError(limit.Unavailable, "", "no node decides for the key at this moment: ask again")
 		}
 	}
 }
