@@ -331,8 +331,8 @@ type Hello struct {
 	// repeats unanswered batches under the same stream and sequence, and they are not decided twice.
 	Stream        uint64 `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
 	ToName        string `protobuf:"bytes,5,opt,name=to_name,json=toName,proto3" json:"to_name,omitempty"`
-	ToBoot        uint64 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                   // the process that is meant; another one refuses the stream
-	RingSettings  uint64 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the ring's settings and hash key; a mismatch refuses the stream
+	ToBoot        uint64 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                   // the process that is meant; another one rejects the stream
+	RingSettings  uint64 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the ring's settings and hash key; a mismatch rejects the stream
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -706,7 +706,7 @@ type Item struct {
 	Always    bool                   `protobuf:"varint,7,opt,name=always,proto3" json:"always,omitempty"`                       // of reserve as part of an atomic check: charged whether or not there is room
 	Spent     bool                   `protobuf:"varint,8,opt,name=spent,proto3" json:"spent,omitempty"`                         // with always: what is charged is spent already, and no ban is asked or begun
 	RequestId string                 `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // of acquire, reserve, extend and refund
-	Caller    string                 `protobuf:"bytes,10,opt,name=caller,proto3" json:"caller,omitempty"`                       // name of the authenticated caller, at most 256 bytes; empty when it is not known
+	Caller    string                 `protobuf:"bytes,10,opt,name=caller,proto3" json:"caller,omitempty"`                       // name of the authenticated caller, at most 255 bytes; empty when it is not known
 	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
 	// Absent on all others.
 	Trace   []byte `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`
