@@ -120,8 +120,16 @@ func (s *Overrides) Set(ctx context.Context, req *weirv1.SetOverrideRequest) (*w
 	if err := s.subject(ctx, id); err != nil {
 		return nil, err
 	}
-	if in.Version != "" || in.ChangedBy != "" || in.ChangedAtUnixMs != 0 || in.Inactive != "" {
-		return nil, limit.NewError(limit.Invalid, "version", "is of answers, like changed_by, changed_at_unix_ms and inactive")
+	for _, answer := range []struct {
+		field string
+		given bool
+	}{
+		{"version", in.Version != ""}, {"changed_by", in.ChangedBy != ""},
+		{"changed_at_unix_ms", in.ChangedAtUnixMs != 0}, {"inactive", in.Inactive != ""},
+	} {
+		if answer.given {
+			return nil, limit.NewError(limit.Invalid, answer.field, "is part of answers: leave it out")
+		}
 	}
 	settings, err := compact(in.Settings)
 	if err != nil {

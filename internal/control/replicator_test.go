@@ -167,6 +167,19 @@ func settingsOf(key string, limit int) *weirv1.SetOverrideRequest {
 	return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Key: key, Settings: fmt.Sprintf(`{"limit":%d}`, limit)}}
 }
 
+// TestFieldsOfAnswers: who sets an override with a field that only answers have is told which.
+func TestFieldsOfAnswers(t *testing.T) {
+	for field, o := range map[string]*weirv1.Override{
+		"version": {Version: "1@a"}, "changed_by": {ChangedBy: "me"},
+		"changed_at_unix_ms": {ChangedAtUnixMs: 1}, "inactive": {Inactive: "no"},
+	} {
+		o.Policy, o.Key, o.Settings = "login", "k", `{"limit":1}`
+		_, err := newFakeCluster(t, 1).set(t, 0, &weirv1.SetOverrideRequest{Override: o})
+		wrong, ok := errors.AsType[*limit.Error](err)
+		expect.True(t, ok && wrong.Field == field, "%s: %v", field, err)
+	}
+}
+
 // TestReplicator: all members are notified of a change; what they could not be told, and what others changed meanwhile, comes once the
 // members reach each other; and members that are equal leave each other alone.
 func TestReplicator(t *testing.T) {
