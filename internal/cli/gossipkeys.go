@@ -37,20 +37,8 @@ Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
 // newKeyStep returns the command of one step of a change of keys.
 func newKeyStep(use, short string, action weirv1.KeyAction) (cmd *cobra.Command) {
 	var f connection
-	cmd = f.command(use, short, func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) (err error) {
-		req := &weirv1.GossipKeysRequest{Action: action}
-		switch action {
-		case weirv1.KeyAction_KEY_ACTION_LIST:
-		case weirv1.KeyAction_KEY_ACTION_ADD:
-			if req.Key, err = readKey(args[0], cmd.InOrStdin()); err != nil {
-				return err
-			}
-			if !f.private() {
-				return fmt.Errorf("addr: the key would be sent to %s in plain text: give --tls-ca-file", f.addr)
-			}
-		default:
-			req.Id = args[0]
-		}
+	req := &weirv1.GossipKeysRequest{Action: action}
+	cmd = f.command(use, short, func(ctx context.Context, conn *grpc.ClientConn, _ []string, out io.Writer) error {
 		resp, err := weirv1.NewAdminClient(conn).GossipKeys(ctx, req)
 		if err == nil {
 			err = printGossipKeys(out, resp, f.output == "json")
@@ -60,6 +48,18 @@ func newKeyStep(use, short string, action weirv1.KeyAction) (cmd *cobra.Command)
 		}
 		return err
 	})
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) (err error) { // before --timeout begins: a key may be typed
+		switch action {
+		case weirv1.KeyAction_KEY_ACTION_LIST:
+		case weirv1.KeyAction_KEY_ACTION_ADD:
+			if req.Key, err = readKey(args[0], cmd.InOrStdin()); err == nil && !f.private() {
+				err = fmt.Errorf("addr: the key would be sent to %s in plain text: give --tls-ca-file", f.addr)
+			}
+		default:
+			req.Id = args[0]
+		}
+		return err
+	}
 	return cmd
 }
 

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -137,4 +138,25 @@ func TestGossipKeys(t *testing.T) {
 		expect.True(t, code == c.code && strings.Contains(errs.String(), c.message) &&
 			(c.message == "") == (errs.String() == ""), "%s: exit status %d, %s", c.args, code, &errs)
 	}
+	// A key may be typed: the time to wait for the node begins when it has been read.
+	root := newRoot()
+	root.SetArgs([]string{"gossip-keys", "add", "-", "--timeout", "1s", "--addr", n.GRPCAddr()})
+	root.SetIn(&typed{text: strings.NewReader(oldKey)})
+	root.SetOut(io.Discard)
+	expect.NoError(t, root.ExecuteContext(t.Context()), "a key that is typed slowly")
+}
+
+// typed is a text that takes a while to begin.
+type typed struct {
+	text  io.Reader
+	begun bool
+}
+
+// Read implements io.Reader.
+func (r *typed) Read(p []byte) (int, error) {
+	if !r.begun {
+		time.Sleep(1100 * time.Millisecond)
+		r.begun = true
+	}
+	return r.text.Read(p)
 }
