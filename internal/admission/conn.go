@@ -177,8 +177,8 @@ func (c *Conn) note(why Rejection) {
 }
 
 var (
-	errForeign = errors.New("ingress: TLS where plain text is spoken")
-	errBytes   = errors.New("ingress: too much sent before authentication")
+	errForeign = errors.New("admission: TLS where plain text is spoken")
+	errBytes   = errors.New("admission: too much sent before authentication")
 )
 
 // tlsHandshake is the first byte of a TLS connection (RFC 8446, 5.1). No HTTP/1 or HTTP/2 connection begins with it.

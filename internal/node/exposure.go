@@ -21,16 +21,16 @@ func (cfg *Config) exposed() (missing []string) {
 	}
 	s := cfg.Security
 	if cfg.forCallers() && s.AccessFile == "" && s.TLSClientCAFile == "" {
-		missing = append(missing, "access-file or tls-client-ca-file (whoever reaches a port for callers may do everything)")
+		missing = append(missing, "access-file or tls-client-ca-file (every caller may do everything)")
 	}
 	if cfg.PeerPort != PortOff && s.PeerTLSCertFile == "" {
-		missing = append(missing, "peer-tls-cert-file, peer-tls-key-file, peer-tls-ca-file and peer-tls-name (whoever reaches the peer port is a node)")
+		missing = append(missing, "peer-tls-cert-file, peer-tls-key-file, peer-tls-ca-file and peer-tls-name (any process can be a node)")
 	}
 	if cfg.GossipPort != PortOff && s.GossipKeyFile == "" {
-		missing = append(missing, "gossip-key-file (whoever reaches the gossip port may say who is a member)")
+		missing = append(missing, "gossip-key-file (any process can say who is a member)")
 	}
 	if cfg.GossipPort != PortOff && s.ClusterSecretFile == "" {
-		missing = append(missing, "cluster-secret-file (whoever sends keys can aim them at one node)")
+		missing = append(missing, "cluster-secret-file (any caller can aim keys at one node)")
 	}
 	return missing
 }

@@ -86,7 +86,7 @@ func (n *Node) servePeers() {
 // closePeers ends the streams to and from other nodes.
 func (n *Node) closePeers(ctx context.Context) {
 	if n.peerService != nil {
-		n.peerService.Drain(ctx) // waits for answers to checks that this node has forwarded since it lost their partitions
+		n.peerService.Drain(ctx) // waits for the answers to operations that this node has forwarded for others
 	}
 	n.messenger.Close()
 	n.peers.Close() // before the server, whose handlers may wait for what peers has sent

@@ -176,7 +176,7 @@ func (n *Node) openHashKey() (err error) {
 func (n *Node) openListeners() (err error) {
 	most := 2 * (n.limits.MaxAnonymousConnections + max(n.limits.MaxConnections, 0))
 	n.buffers = admission.NewBuffers(n.cfg.Memory.Buffers, most, func(from net.Addr) {
-		n.security.denials.note("callers", "memory", from, "it holds more than others of what connections may take of memory")
+		n.security.denials.note("callers", "memory", from, "it holds more of the connections' memory than others")
 	})
 	for _, l := range []struct {
 		setting string
