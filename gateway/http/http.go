@@ -242,7 +242,11 @@ func (a *api) counted(next http.HandlerFunc) http.HandlerFunc {
 			next(w, r)
 			return
 		}
-		end, ok := a.Begin(r)
+		asker := r
+		if r.URL.Path == forwardAuthPath {
+			asker = gatewayRequest(r)
+		}
+		end, ok := a.Begin(asker)
 		defer end()
 		if ok {
 			next(w, r)

@@ -178,9 +178,12 @@ func TestManyAtOnce(t *testing.T) {
 // TestNoMemory: a request over HTTP/2 that finds no room is answered 503; one that does is counted until its caller has
 // its answer.
 func TestNoMemory(t *testing.T) {
-	room, ended := true, 0
+	room, ended, token := true, 0, ""
 	d := newAPI(t, new(scripted.Service), func(cfg *Config) {
-		cfg.Begin = func(*http.Request) (func(), bool) { return func() { ended++ }, room }
+		cfg.Begin = func(r *http.Request) (func(), bool) {
+			token = r.Header.Get("Authorization")
+			return func() { ended++ }, room
+		}
 	})
 	ask := func(major int) *httptest.ResponseRecorder {
 		r, w := httptest.NewRequest("GET", "/healthz", nil), httptest.NewRecorder()
@@ -198,6 +201,12 @@ func TestNoMemory(t *testing.T) {
 		"without: %d %s, %d have ended", w.Code, w.Body, ended)
 	w = ask(1)
 	expect.True(t, w.Code == http.StatusOK && ended == 2, "over HTTP/1: %d, %d have ended", w.Code, ended)
+	r := httptest.NewRequest("GET", forwardAuthPath, nil)
+	r.ProtoMajor = 2
+	r.Header.Set("Authorization", "of the gateway's caller")
+	r.Header.Set(gatewayCredentials, "of the gateway")
+	d.handler.ServeHTTP(httptest.NewRecorder(), r)
+	expect.Equal(t, token, "of the gateway", "whose request a gateway's is")
 }
 
 func TestServerIsBounded(t *testing.T) {
