@@ -43,11 +43,16 @@ func (m *Metrics) Problem(status int) {
 	m.calls.errors.WithLabelValues("http", strconv.Itoa(status)).Inc()
 }
 
-// HTTP returns a handler that measures requests of method POST. Other methods are those of operators, and of most requests for
-// /v1/forward-auth.
+// fromCaller reports whether a request is a POST or for /v1/forward-auth, whose method is that of the request which a gateway asks about.
+// Others are those of operators.
+func fromCaller(r *http.Request) bool {
+	return r.Method == http.MethodPost || r.URL.Path == "/v1/forward-auth"
+}
+
+// HTTP returns a handler that measures the requests of callers.
 func (m *Metrics) HTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost {
+		if !fromCaller(r) {
 			next.ServeHTTP(w, r)
 			return
 		}

@@ -224,6 +224,7 @@ func TestCalls(t *testing.T) {
 	for _, method := range []string{"POST", "GET", "POST", "HEAD"} {
 		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(method, "/v1/check", nil))
 	}
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/v1/forward-auth?policy=login", nil))
 	for method, err := range map[string]error{
 		"/weir.v1.Limiter/Check":               nil,
 		"/weir.v1.Limiter/Acquire":             status.Error(codes.NotFound, "policy"),
@@ -233,7 +234,7 @@ func TestCalls(t *testing.T) {
 	} {
 		m.GRPC(method, time.Millisecond, err)
 	}
-	expect.Equal(t, calls, 4, "calls went through")
+	expect.Equal(t, calls, 5, "calls went through")
 	m.Streamed(time.Millisecond, codes.OK)
 	m.Streamed(time.Millisecond, codes.InvalidArgument)
 	m.RESP(time.Millisecond)
@@ -244,7 +245,7 @@ weir_call_errors_total{code="InvalidArgument",protocol="stream"} 1
 weir_call_errors_total{code="NOAUTH",protocol="resp"} 1
 weir_call_errors_total{code="NotFound",protocol="grpc"} 1
 `)
-	for _, count := range []string{`"http"} 2`, `"grpc"} 2`, `"stream"} 2`, `"resp"} 1`} {
+	for _, count := range []string{`"http"} 3`, `"grpc"} 2`, `"stream"} 2`, `"resp"} 1`} {
 		line := "weir_call_duration_seconds_count{protocol=" + count
 		expect.True(t, strings.Contains(shown(t, m.calls.durations), line), "no line %s", line)
 	}

@@ -265,12 +265,12 @@ func parentOf(ctx context.Context, value string) trace.SpanContext {
 	return trace.SpanContextFromContext(ctx)
 }
 
-// HTTP returns a handler that traces requests of method POST. Other methods are those of operators, and of most requests for /v1/forward-auth.
+// HTTP returns a handler that traces the requests of callers.
 func (t *Tracer) HTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, s := r.Context(), trace.Span(nil)
-		if r.Method == http.MethodPost {
-			ctx, s = t.begin(ctx, parentOf(ctx, r.Header.Get("Traceparent")), "POST")
+		if fromCaller(r) {
+			ctx, s = t.begin(ctx, parentOf(ctx, r.Header.Get("Traceparent")), "HTTP")
 		}
 		if s == nil {
 			next.ServeHTTP(w, r)
