@@ -70,7 +70,7 @@ type Config struct {
 	// HasRole says whether the caller of an open route has a role. Nil: every caller has every role.
 	HasRole func(r *http.Request, role auth.Role) bool
 	// Begin counts a request over HTTP/2, whose connection may have many, until end is called. A request that is not ok
-	// is answered 503: there is no memory for it. Nil: no request is counted.
+	// is answered 503 without a body: there is no memory for it. Nil: no request is counted.
 	Begin func(r *http.Request) (end func(), ok bool)
 	// Host says whether the name or address in a request's Host header, without the port, is one of this node's. Any request
 	// with another one is answered 421. Nil: every name is accepted.
@@ -251,10 +251,8 @@ func (a *api) counted(next http.HandlerFunc) http.HandlerFunc {
 		if ok {
 			next(w, r)
 		} else {
-			a.handler(func(x *exchange) {
-				const full = "this node, or the caller, has as many requests as it has memory for"
-				x.problem(&problem{status: http.StatusServiceUnavailable, message: full})
-			})(w, r)
+			a.Problem(http.StatusServiceUnavailable)
+			w.WriteHeader(http.StatusServiceUnavailable) // alone: a body would wait in memory for the caller to read
 		}
 		// Otherwise net/http would wait for the caller to read a short answer when the request is counted no more.
 		_ = http.NewResponseController(w).Flush()
