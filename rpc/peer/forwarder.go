@@ -54,8 +54,9 @@ const (
 	// repeatWithin is the age up to which a message is repeated. It is shorter than rememberFor, because the receiver would
 	// carry out a repeated message whose reply it has forgotten.
 	repeatWithin = rememberFor / 2
-	// maxIdentity bounds the answer to Identify, which comes from a process that may not be a node.
-	maxIdentity = 4 << 10
+	// maxIdentity bounds the answer to Identify, which comes from a process that may not be a node, and maxReason the text
+	// of an error in its place, which callers keep.
+	maxIdentity, maxReason = 4 << 10, 512
 )
 
 // ForwarderConfig is what a Forwarder needs. transport.Config says which of its fields are required.
@@ -170,14 +171,18 @@ func (p *Forwarder) Client(node ownership.Node) (peerv1.PeerClient, error) {
 }
 
 // Identify asks the process at a peer address which process it is, over a connection of its own, since the process need not
-// be a node. creds are as in ForwarderConfig. Without an answer it returns when ctx is done.
+// be a node. creds are as in ForwarderConfig. Without an answer it returns when ctx is done. Its errors are short.
 func Identify(ctx context.Context, addr string, creds credentials.TransportCredentials) (*peerv1.IdentifyResponse, error) {
 	conn, err := transport.Dial(addr, creds, 0, grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: openTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("peer: %s: %w", addr, err)
 	}
 	defer conn.Close()
-	return peerv1.NewPeerClient(conn).Identify(ctx, &peerv1.IdentifyRequest{}, grpc.MaxCallRecvMsgSize(maxIdentity))
+	r, err := peerv1.NewPeerClient(conn).Identify(ctx, &peerv1.IdentifyRequest{}, grpc.MaxCallRecvMsgSize(maxIdentity))
+	if err != nil {
+		return nil, fmt.Errorf("peer: %.*s", maxReason, err.Error()) // the process may have made its text up
+	}
+	return r, nil
 }
 
 // call is the operations of one send, on their way to a peer. It ends once. Either the queue ends it (end), and touches

@@ -29,6 +29,8 @@ const (
 	MaxMessage = 8 << 20
 	// maxParts bounds the parts of a message between peers (see wire.Parts).
 	maxParts = 1 << 16
+	// maxHeaders bounds the headers, and so an error, that a process may answer with, in bytes.
+	maxHeaders = 32 << 10
 )
 
 // Receive windows of the connections between nodes, in bytes: how much a sender may have on its way on one stream, and on
@@ -52,7 +54,8 @@ func Dial(addr string, creds credentials.TransportCredentials, window int32, par
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage), grpc.ForceCodecV2(Codec())),
 		grpc.WithConnectParams(params), grpc.WithInitialWindowSize(window),
-		grpc.WithInitialConnWindowSize(connectionWindows*window), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
+		grpc.WithInitialConnWindowSize(connectionWindows*window), grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
 	)
 }
 
@@ -63,7 +66,7 @@ func (c *Config) accept(h *peerv1.Hello) error {
 	case h.Protocol != Protocol:
 		return status.Errorf(codes.FailedPrecondition, "protocol: this node speaks %d, not %d", Protocol, h.Protocol)
 	case h.ToName != c.Self.Name || h.ToBoot != c.Self.Boot:
-		return status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %s/%x", c.Self.Name, c.Self.Boot, h.ToName, h.ToBoot)
+		return status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %.*s/%x", c.Self.Name, c.Self.Boot, ownership.MaxName, h.ToName, h.ToBoot)
 	case h.RingSettings != c.RingSettings:
 		return status.Errorf(codes.FailedPrecondition, "ring_settings: the peer has %s, and would not agree on who owns a key", ring.Difference(c.RingSettings, h.RingSettings))
 	case h.FromName == "" || len(h.FromName) > ownership.MaxName:

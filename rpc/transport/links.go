@@ -205,7 +205,8 @@ func (l *link[Q]) talk() (welcomed bool, err error) {
 // mean this process, and it must name its sender. It logs the error, a gRPC status.
 func (c *Config) Accept(h *peerv1.Hello) (*peerv1.Welcome, error) {
 	if err := c.accept(h); err != nil {
-		c.Logger.Warn("peer stream rejected", "peer", h.GetFromName(), "error", err)
+		name := h.GetFromName()
+		c.Logger.Warn("peer stream rejected", "peer", name[:min(len(name), ownership.MaxName)], "error", err)
 		return nil, err
 	}
 	return &peerv1.Welcome{Protocol: Protocol}, nil
