@@ -31,6 +31,11 @@ type denialCount struct {
 // denialInterval is the least time between two log lines of one kind.
 const denialInterval = time.Second
 
+// maxWhat bounds what a line says of a denial, in bytes: errors of TLS repeat what the other end has sent.
+const maxWhat = 1024
+
+func clipped(what string) string { return what[:min(len(what), maxWhat)] }
+
 func newDenials(log *slog.Logger, m *observe.Security) *denials {
 	return &denials{log: log, metrics: m, now: time.Now, last: make(map[denialKind]*denialCount)}
 }
@@ -46,13 +51,13 @@ func (r *denials) note(listener, reason string, from net.Addr, what string) {
 	if from != nil {
 		address = from.String()
 	}
-	r.log.Warn("access denied", "listener", listener, "reason", reason, "from", address, "what", what, "unlogged", unlogged)
+	r.log.Warn("access denied", "listener", listener, "reason", reason, "from", address, "what", clipped(what), "unlogged", unlogged)
 }
 
 // httpError logs an error of net/http about a caller, such as that it sent a GOAWAY.
 func (r *denials) httpError(listener, what string) {
 	if unlogged, ok := r.turn(denialKind{listener, "http_error"}); ok {
-		r.log.Warn("http connection failed", "listener", listener, "what", what, "unlogged", unlogged)
+		r.log.Warn("http connection failed", "listener", listener, "what", clipped(what), "unlogged", unlogged)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -493,6 +494,29 @@ func TestGoAways(t *testing.T) {
 		conn.Close()
 	}
 	expect.Equal(t, strings.Count(book.String(), "http connection failed"), 1, "lines for 30 GOAWAYs:\n%s", &book)
+}
+
+// TestLongDenials: an error that repeats what a stranger has sent is cut short in the log.
+func TestLongDenials(t *testing.T) {
+	t.Parallel()
+	a := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Security.useTLS(filesOf(t, a, testLeaf))
+	var book testkit.Buffer
+	cfg.Logger = book.Logger()
+	n := mustSettle(t, cfg)
+	for name, l := range map[string]*admission.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc} {
+		protocols := slices.Repeat([]string{strings.Repeat("\x01", 250)}, 100)
+		conn, err := tls.Dial("tcp", addrOf(l), &tls.Config{RootCAs: a.Pool(), NextProtos: protocols})
+		if err == nil {
+			conn.Close()
+		}
+		refusedAt(t, n, name, "handshake")
+		testkit.Eventually(t, "a line in the log", func() bool { return strings.Contains(book.String(), "listener="+name) })
+	}
+	for line := range strings.Lines(book.String()) {
+		expect.True(t, len(line) < 3*maxWhat, "a line of %d bytes: %.300s", len(line), line)
+	}
 }
 
 // TestUnreadAnswers: a stranger who asks over HTTP/2 and reads no answer has a few requests at a time, and its
