@@ -272,9 +272,9 @@ func (c *conn) write(s *scratch) error {
 	if len(s.out) == 0 {
 		return nil
 	}
-	held := int64(len(s.out))
-	c.server.cfg.Buffers.Hold(held)
-	defer c.server.cfg.Buffers.Release(held)
+	counted, held := admission.ConnOf(c.raw.RemoteAddr()), int64(cap(s.out))
+	counted.Hold(held)
+	defer counted.Release(held)
 	_, err := c.Write(s.out)
 	s.out = s.out[:0]
 	return err

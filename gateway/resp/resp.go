@@ -36,12 +36,6 @@ type Service interface {
 	CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error
 }
 
-// Buffers counts the bytes that connections hold; see admission.Buffers.
-type Buffers interface {
-	Hold(bytes int64)
-	Release(bytes int64)
-}
-
 // Config configures a Server. All fields but Handshake and Requests are required; the zero value of IdleTimeout,
 // CommandTimeout and Tokens has the meaning stated.
 type Config struct {
@@ -66,8 +60,6 @@ type Config struct {
 	// Requests bounds the bytes that batches of checks take while they are decided. Batches of up to fewChecks are not
 	// counted. Nil: no bound.
 	Requests *admission.Gate
-	// Buffers counts the bytes of answers that are being written.
-	Buffers Buffers
 	// Version is this program's version, for HELLO and INFO.
 	Version string
 	// Decided is called with the time that each batch took.

@@ -20,7 +20,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -69,7 +68,7 @@ func serve(t testing.TB, edit func(*Config)) (address string, s *Server, at *clo
 			return open.Authorize(ctx, "resp", auth.RoleOpen, c)
 		},
 		Current: func(ctx context.Context) bool { return open.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil },
-		Caller:  func(context.Context) string { return "" }, Buffers: admission.NewBuffers(1<<30, 1000, nil),
+		Caller:  func(context.Context) string { return "" },
 		Decided: func(time.Duration) {}, Failed: func(string) {}, Suspicious: func(net.Addr) {},
 	}
 	if edit != nil {

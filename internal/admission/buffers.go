@@ -32,7 +32,7 @@ const (
 //
 // At soft, connections that have received much lately are not read until there is room again; their callers see a slow network. Room may
 // not come for a while, because halves of messages or unread answers take it. Then Buffers closes the connection that has received the most
-// since the memory began to fill. While other connections fill the room again at once, it closes twice as much each time.
+// since the memory began to fill, with what waits to be written to it. While other connections fill the room again at once, it closes twice as much each time.
 //
 // Buffers may close a connection that did not cause the shortage. It does not count what messages take once they are decoded.
 type Buffers struct {
@@ -133,6 +133,11 @@ type conn struct {
 
 	// brought is how many bytes have been read since filling had the value of since.
 	brought, since atomic.Int64
+	unread         atomic.Int64 // bytes that wait to be written
+
+	mu      sync.Mutex
+	answers map[*answer]struct{} // over gRPC, that wait to be written
+	ended   bool
 }
 
 // Read implements net.Conn. It waits for room before it reads.
@@ -162,6 +167,9 @@ func (c *conn) lately() int64 {
 	}
 	return c.brought.Load()
 }
+
+// weight returns for how many bytes the connection may be closed.
+func (c *conn) weight() int64 { return c.lately() + c.unread.Load() }
 
 // wait waits until there may be room. It returns false if the connection has been closed.
 func (c *conn) wait() bool {
@@ -196,9 +204,9 @@ func (b *Buffers) relieve(now time.Time) {
 	}
 }
 
-// heaviest returns the connections to close at an instant. It takes connections in the order of the bytes that they have received lately,
-// the most first, until these bytes are half of what must be freed: a connection may also hold bytes that were to be written. It takes only
-// connections that have received more than light bytes, and more than an eighth of the bytes of the first.
+// heaviest returns the connections to close at an instant. It takes connections in the order of the bytes that they have received lately or
+// do not read, the most first, until these bytes are half of what must be freed. It takes only connections that have more than light of such
+// bytes, and more than an eighth of the bytes of the first.
 //
 // Each time that this was not enough, because the others took what was freed, it closes twice as much, and includes connections that have
 // received half as much. Otherwise halves of messages would take all room for as long as they arrive; they wait in the buffers of the
@@ -217,10 +225,10 @@ func (b *Buffers) heaviest(now time.Time) []*conn {
 	missing <<= b.times
 	least := 3 + b.times
 	b.times = min(b.times+1, 20)
-	all := slices.SortedFunc(maps.Keys(b.conns), func(c, d *conn) int { return cmp.Compare(d.lately(), c.lately()) })
+	all := slices.SortedFunc(maps.Keys(b.conns), func(c, d *conn) int { return cmp.Compare(d.weight(), c.weight()) })
 	n := 0
-	for n < len(all) && missing > 0 && all[n].lately() > max(b.light, all[0].lately()>>least) {
-		missing -= all[n].lately()
+	for n < len(all) && missing > 0 && all[n].weight() > max(b.light, all[0].weight()>>least) {
+		missing -= all[n].weight()
 		n++
 	}
 	return all[:n]
@@ -234,6 +242,7 @@ func (c *conn) Close() error {
 		defer c.bound.mu.Unlock()
 		delete(c.bound.conns, c)
 	})
+	c.forget()
 	defer c.ahead.close(c.bound) // a read in progress keeps nothing from now on
 	return c.Conn.Close()
 }

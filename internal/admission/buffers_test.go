@@ -117,6 +117,38 @@ func TestRelieve(t *testing.T) {
 	})
 }
 
+// TestRelieveUnread: a connection that has brought little and does not read what it has asked for is closed before one that
+// brings much. What it held counts no more, also if the server returns it later.
+func TestRelieveUnread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := NewBuffers(most, 10, func(net.Addr) {})
+		unread, busy := b.connect(t), b.connect(t)
+		under := unread.here.(*conn)
+		above := &Conn{Conn: under, listener: &Listener{}}
+		above.authenticated.Store(true)
+		k := &call{calls: NewCalls(CallsConfig{}), conn: above, buffered: above.buffered()}
+		k.room = &k.calls.calls
+		k.holds.Store(1)
+		late := k.answer("").(*answer)
+		buf := late.Get(int(b.soft) / 2)
+		k.done()
+		above.Hold(b.soft / 2)
+		must.NoError(t, busy.read(int(b.light)))
+		errs := make(chan error, 1)
+		go func() { errs <- busy.read(most / 4) }()
+		time.Sleep(2 * patience)
+		synctest.Wait()
+		_, err := unread.here.Read(make([]byte, 1))
+		expect.True(t, err != nil, "the one that does not read is open")
+		above.Release(b.soft / 2)
+		expect.NoError(t, <-errs)
+		late.Put(buf)
+		expect.Equal(t, b.Used(), 0, "bytes in the end")
+		expect.Equal(t, k.holds.Load(), 0, "holds of the call in the end")
+		expect.True(t, k.answer("") == "", "an answer of a call that is over is counted")
+	})
+}
+
 // TestRelieveMore: where there is no room again after connections were closed, twice as much is closed the next time; once the
 // memory has been less than half full, it begins with one again.
 func TestRelieveMore(t *testing.T) {

@@ -56,7 +56,7 @@ type CallsConfig struct {
 //	Authorize          authorizes it; for streams the interceptors that Options was given do
 //	begin              takes its place and memory, and starts the timer for its first message
 //	the handler        runs; a panic becomes INTERNAL
-//	done               gives back its place and memory
+//	done               gives back its place and memory, once its answers are written (see answer)
 //
 // A compressed message of 4 KiB can hold 4 MiB, so requests must not be compressed, whichever compressors the process has registered. Calls
 // are not denied in gRPC's tap handle: for a call that it denies, grpc-go (1.85) keeps a timer and the headers for as long as the caller's
@@ -117,10 +117,14 @@ type call struct {
 	read   func(any) error // only of a unary call
 	room   *room
 	place  fairshare.Taken
-	began  bool        // room counts it
-	asked  time.Time   // when the request of a unary call had come; zero: it has not
-	leave  func()      // takes it out of anonymousCalls; nil: its connection is authenticated
-	late   *time.Timer // ends the call if its first message does not come; nil: no bound
+	began  bool         // room counts it
+	holds  atomic.Int32 // its handler, and its answers that are not written
+	conn   *Conn
+	// buffered is below conn; nil: answers are not counted.
+	buffered *conn
+	asked    time.Time   // when the request of a unary call had come; zero: it has not
+	leave    func()      // takes it out of anonymousCalls; nil: its connection is authenticated
+	late     *time.Timer // ends the call if its first message does not come; nil: no bound
 }
 
 // The statuses of calls that Calls ends or does not begin.
@@ -136,10 +140,12 @@ var (
 // begin counts an authorized call, before its first message is read, and starts the timer that ends it if this message does not come.
 func (k *call) begin(ctx context.Context) error {
 	c := k.calls
-	var conn *Conn
+	k.holds.Store(1)
 	if p, ok := peer.FromContext(ctx); ok {
-		conn = ConnOf(p.Addr)
+		k.conn = ConnOf(p.Addr)
+		k.buffered = k.conn.buffered()
 	}
+	conn := k.conn
 	name, authenticated := "", true
 	if c.cfg.Caller != nil {
 		name, authenticated = c.cfg.Caller(ctx)
@@ -187,7 +193,12 @@ func (k *call) done() {
 	if k.leave != nil {
 		k.leave()
 	}
-	if k.began {
+	k.letGo()
+}
+
+// letGo ends what holds the call's place. The last one gives it back.
+func (k *call) letGo() {
+	if k.holds.Add(-1) == 0 && k.began {
 		k.room.places.Give(k.place)
 		k.room.open.Add(-1)
 	}
@@ -291,7 +302,10 @@ func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHand
 		if c.cfg.Ended != nil && !k.asked.IsZero() {
 			c.cfg.Ended(ctx, method, time.Since(k.asked), err)
 		}
-		return out, err
+		if err != nil {
+			return nil, err
+		}
+		return k.answer(out), nil
 	}
 }
 
@@ -332,6 +346,9 @@ type boundStream struct {
 
 // Context implements grpc.ServerStream.
 func (s *boundStream) Context() context.Context { return s.ctx }
+
+// SendMsg implements grpc.ServerStream.
+func (s *boundStream) SendMsg(m any) error { return s.ServerStream.SendMsg(s.call.answer(m)) }
 
 // RecvMsg implements grpc.ServerStream.
 func (s *boundStream) RecvMsg(m any) error {

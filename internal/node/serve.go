@@ -174,8 +174,8 @@ func (n *Node) serveRESP() (end func(context.Context)) {
 		Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Current: n.security.current,
 		Tokens: n.security.access != nil, Caller: n.security.nameOf,
 		Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessageTimeout,
-		Requests: n.requests, Buffers: n.buffers,
-		Version: n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),
+		Requests: n.requests,
+		Version:  n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),
 		Suspicious: func(from net.Addr) {
 			n.security.denials.note("resp", "http_on_resp_port", from, "HTTP where the Redis protocol is spoken")
 		},

@@ -56,10 +56,14 @@ type codec struct {
 
 // message is a message with the code that vtprotobuf generates.
 type message interface {
+	marshaler
 	Reset()
+	UnmarshalVT([]byte) error
+}
+
+type marshaler interface {
 	SizeVT() int
 	MarshalToSizedBufferVT([]byte) (int, error)
-	UnmarshalVT([]byte) error
 }
 
 // pooled is a message that ResetVT empties without giving up its memory.
@@ -70,6 +74,11 @@ type pooled interface {
 // Recycled is a message whose memory is reused after it has been marshalled. The caller must not use it after Send.
 type Recycled interface {
 	Recycle()
+}
+
+// Pooled is a message with the pool that ServerCodec takes its bytes from, by one Get.
+type Pooled interface {
+	Pooled() (message any, pool mem.BufferPool)
 }
 
 // Lenient makes decoding of its Message succeed always: the codec puts the error into Err and does not return it, because
@@ -87,7 +96,14 @@ func (codec) Name() string { return standard.Name }
 
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
-	m, ok := v.(message)
+	p, counted := v.(Pooled)
+	if counted {
+		v, c.pool = p.Pooled()
+	}
+	m, ok := v.(marshaler)
+	if !ok && counted {
+		m, ok = foreign{v.(proto.Message)}, true
+	}
 	if !ok {
 		return c.other.Marshal(v)
 	}
@@ -95,7 +111,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		defer r.Recycle()
 	}
 	size := m.SizeVT()
-	if !c.all && mem.IsBelowBufferPoolingThreshold(size) {
+	if !counted && !c.all && mem.IsBelowBufferPoolingThreshold(size) {
 		b := make([]byte, size)
 		if _, err := m.MarshalToSizedBufferVT(b); err != nil {
 			return nil, err
@@ -108,6 +124,18 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return nil, err
 	}
 	return mem.BufferSlice{mem.NewBuffer(b, c.pool)}, nil
+}
+
+// foreign is a message without generated code.
+type foreign struct{ proto.Message }
+
+// SizeVT returns the size of the message.
+func (f foreign) SizeVT() int { return proto.Size(f.Message) }
+
+// MarshalToSizedBufferVT fills b.
+func (f foreign) MarshalToSizedBufferVT(b []byte) (int, error) {
+	out, err := proto.MarshalOptions{}.MarshalAppend(b[:0], f.Message)
+	return len(out), err
 }
 
 // Unmarshal implements encoding.CodecV2. A pooled message is decoded into the memory that it has.

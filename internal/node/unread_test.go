@@ -1,0 +1,77 @@
+package node
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/proto"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// askUnread begins unary calls of one method on a new connection in plain text, and lets the node send no answer.
+func askUnread(t *testing.T, n *Node, method string, m proto.Message, token string, calls int) net.Conn {
+	t.Helper()
+	conn := must.Value(net.Dial("tcp", addrOf(n.listeners.grpc)))(t)
+	t.Cleanup(func() { conn.Close() })
+	_, err := io.WriteString(conn, http2.ClientPreface)
+	must.NoError(t, err)
+	f := http2.NewFramer(conn, nil)
+	must.NoError(t, errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize}), f.WriteSettingsAck()))
+	text := must.Value(proto.Marshal(m))(t)
+	message := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(text))), text...)
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	for i := range calls {
+		block.Reset()
+		for _, h := range [][2]string{
+			{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"},
+			{"content-type", "application/grpc"}, {"te", "trailers"}, {"authorization", token},
+		} {
+			if h[1] != "" {
+				must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
+			}
+		}
+		id := uint32(2*i + 1)
+		if errors.Join(f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true}),
+			f.WriteData(id, true, message)) != nil {
+			break
+		}
+	}
+	return conn
+}
+
+// TestUnreadCalls: a call over gRPC counts until its caller has read the answer, or the connection ends. A stranger who
+// reads no answer has a few calls.
+func TestUnreadCalls(t *testing.T) {
+	n, shop, _, _ := withAccess(t, nil)
+	check := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "a"}}}}
+	const calls = 100
+	conn := askUnread(t, n, weirv1.Limiter_Check_FullMethodName, check, "Bearer "+shop, calls)
+	testkit.Eventually(t, "the answers of all calls to wait", func() bool {
+		unary, _ := n.calls.Load().InUse()
+		return unary == calls && n.buffers.Used() >= calls*1024
+	})
+	must.NoError(t, conn.Close())
+	testkit.Eventually(t, "the calls and their bytes to end with the connection", func() bool {
+		unary, _ := n.calls.Load().InUse()
+		return unary == 0 && n.buffers.Used() == 0
+	})
+	stranger := askUnread(t, n, healthv1.Health_Check_FullMethodName, &healthv1.HealthCheckRequest{}, "", calls)
+	must.NoError(t, stranger.SetReadDeadline(time.Now().Add(time.Minute)))
+	_, err := io.Copy(io.Discard, stranger)
+	expect.True(t, !errors.Is(err, os.ErrDeadlineExceeded), "a stranger who reads nothing: %v", err)
+	refusedAt(t, n, "grpc", "too_many_anonymous")
+}
