@@ -1,6 +1,10 @@
 package httpapi
 
-import "io"
+import (
+	"io"
+
+	"github.com/weirlimit/weir/internal/admission"
+)
 
 // The estimates of the memory that a request takes while it is carried out, in bytes.
 const (
@@ -11,6 +15,8 @@ const (
 	perCheck, leastCheck = 3 << 9, 24
 	// lightRequest is the size up to which a request does not enter Requests. The number of requests bounds such requests.
 	lightRequest = 16 << 10
+	// leastCounted is the size from which an answer counts while it is written, if the request keeps nothing else.
+	leastCounted = 8 << 10
 )
 
 // countedBody counts the bytes of a body as they are read.
@@ -32,10 +38,14 @@ func (x *exchange) keep(bytes int64) {
 		return
 	}
 	x.held += bytes
+	to := x.Buffers
+	if c := admission.FromContext(x.r.Context()); c != nil {
+		to = c // counts for Buffers what the connection holds
+	}
 	if bytes > 0 {
-		x.Buffers.Hold(bytes)
+		to.Hold(bytes)
 	} else {
-		x.Buffers.Release(-bytes)
+		to.Release(-bytes)
 	}
 }
 

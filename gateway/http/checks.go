@@ -143,6 +143,9 @@ func marshal(v any) ([]byte, error) {
 
 // write sends an answer. A failure is logged at debug, because the caller is gone.
 func (x *exchange) write(status int, body []byte) {
+	if x.held == 0 && cap(body) > leastCounted {
+		x.keep(int64(cap(body)))
+	}
 	x.w.WriteHeader(status)
 	if _, err := x.w.Write(body); err != nil {
 		x.Logger.DebugContext(x.r.Context(), "answer not written", "endpoint", x.r.Pattern, "error", err)

@@ -110,7 +110,8 @@ type Buffers interface {
 // api is what all requests share. It is safe for concurrent use.
 type api struct {
 	Config
-	exchanges sync.Pool // of *exchange
+	exchanges sync.Pool  // of *exchange
+	scrape    sync.Mutex // held while a page of metrics is made
 	zones     timezone.Cache
 }
 
@@ -125,6 +126,28 @@ type exchange struct {
 	asks  [1]limit.Check
 
 	held, taken int64 // bytes counted by Buffers and by Requests
+}
+
+// page is an answer that is not written yet.
+type page struct {
+	http.ResponseWriter
+	status int
+	body   bytes.Buffer
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (p *page) WriteHeader(status int) { p.status = status }
+
+// Write implements http.ResponseWriter.
+func (p *page) Write(b []byte) (int, error) { return p.body.Write(b) }
+
+// metrics answers with a page that is complete before it is written: what it is made of takes ten times its memory.
+func (x *exchange) metrics() {
+	p := &page{ResponseWriter: x.w, status: http.StatusOK}
+	x.scrape.Lock()
+	x.Metrics.ServeHTTP(p, x.r)
+	x.scrape.Unlock()
+	x.write(p.status, p.body.Bytes())
 }
 
 // keepBuffer is the size in bytes up to which a buffer is kept for another exchange.
@@ -180,7 +203,7 @@ func (a *api) routes() []Route {
 		{"GET", "/healthz", auth.RoleOpen, a.handler((*exchange).health)},
 		{"GET", "/readyz", auth.RoleOpen, a.handler((*exchange).ready)},
 		{"GET", "/healthcheck", auth.RoleOpen, a.handler((*exchange).ready)}, // as envoyproxy/ratelimit has it
-		{"GET", "/metrics", auth.RoleRead, a.Metrics.ServeHTTP},
+		{"GET", "/metrics", auth.RoleRead, a.handler((*exchange).metrics)},
 		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI},
 		{"GET", "/", auth.RoleOpen, a.handler((*exchange).index)},
 	})

@@ -575,4 +575,7 @@ func TestUnreadAnswers(t *testing.T) {
 		return taken >= before+49*admission.PerStream
 	})
 	expect.Equal(t, len(stays), 0, "connections of a caller that are closed")
+	const pages, least = 20, 8 << 10
+	ask("/metrics", "Bearer "+token, pages)
+	testkit.Eventually(t, "the bytes of unread pages", func() bool { return n.buffers.Used() > pages*least })
 }
