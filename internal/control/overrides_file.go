@@ -1,12 +1,14 @@
 package control
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"syscall"
 	"time"
 
@@ -29,7 +31,31 @@ const fileFormat = 1
 // fileBody is the content of a file, and of the message between members. Each override has its own line.
 type fileBody struct {
 	Format    int         `json:"format"`
-	Overrides []fileEntry `json:"overrides"`
+	Overrides fileEntries `json:"overrides"`
+}
+
+// fileEntries are read as far as maxEntries: entries without a content would take many times the memory of their text.
+type fileEntries []fileEntry
+
+const maxEntries = 2 * (MaxOverrides + MaxDeleted)
+
+// UnmarshalJSONFrom implements json.UnmarshalerFrom.
+func (l *fileEntries) UnmarshalJSONFrom(from *jsontext.Decoder) error {
+	if k := from.PeekKind(); k != '[' {
+		return cmp.Or[error](from.SkipValue(), &json.SemanticError{JSONKind: k, GoType: reflect.TypeFor[[]fileEntry]()})
+	}
+	_, err := from.ReadToken()
+	for err == nil && from.PeekKind() != ']' {
+		if len(*l) == maxEntries {
+			return fmt.Errorf("more than %d overrides and deletions", maxEntries)
+		}
+		*l = append(*l, fileEntry{})
+		err = json.UnmarshalDecode(from, &(*l)[len(*l)-1])
+	}
+	if err == nil {
+		_, err = from.ReadToken()
+	}
+	return err
 }
 
 type fileEntry struct {

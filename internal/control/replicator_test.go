@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -460,6 +461,20 @@ func TestHostileBooks(t *testing.T) {
 		if n := len(contentOf(r.cfg.Book)); n != want || r.Unequal(false) != 1 || r.Met() != (want == 1) {
 			t.Errorf("%s: %d entries, met %t, %d unequal", name, n, r.Met(), r.Unequal(false))
 		}
+	}
+}
+
+// TestBookOfManyParts: a book of tiny entries is rejected before it takes much more memory than it is long.
+func TestBookOfManyParts(t *testing.T) {
+	for what, entry := range map[string]string{"empty": "{}", "null": "null"} {
+		text := []byte(`{"format":1,"overrides":[` + strings.Repeat(entry+",", (7<<20)/(len(entry)+1)) + entry + `]}`)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := parse("book", text)
+		runtime.ReadMemStats(&after)
+		expect.ErrorContains(t, err, "more than 40000 overrides")
+		took := after.TotalAlloc - before.TotalAlloc
+		expect.True(t, took < 64<<20, "%s: %d MiB for a book of 7", what, took>>20)
 	}
 }
 
