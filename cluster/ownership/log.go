@@ -16,7 +16,8 @@ import (
 // An entry that is refused ends its attachment alone. A BlockAck repeats each refusal until the sender has said that it
 // knows it (Block.Heard): otherwise a lost BlockAck and a later one would confirm what was refused.
 //
-// The log ends where either end takes the other for gone. A receiver that has forgotten it says so (Lost).
+// The log ends where either end takes the other for gone. A receiver that has forgotten it says so (Lost), also when it
+// knows less of it than the sender has heard confirmed.
 
 const (
 	blockBytes = pieceBytes + entryBytes // in one block
@@ -214,7 +215,8 @@ func (c *Core) onBlock(from Node, b *Block) {
 	switch {
 	case in != nil && b.Log < in.number:
 		return
-	case (in == nil || b.Log > in.number) && b.Position != 1:
+	case (in == nil || b.Log > in.number) && b.Position != 1, in != nil && b.Log == in.number && b.Heard > in.position:
+		// In the second case this log was forgotten, and a late copy of its first block has begun it anew.
 		c.send(from, &BlockAck{Log: b.Log, Lost: true})
 		return
 	case in == nil || b.Log > in.number:

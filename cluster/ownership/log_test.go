@@ -215,4 +215,7 @@ func TestForgottenLog(t *testing.T) {
 	l.see(peerX, Node{}, peerX)
 	l.get(peerX, &Block{Log: 1, Position: 2})
 	expect.True(t, last[*BlockAck](l, peerX).Lost, "a sender that is back is not told that its log is forgotten")
+	l.get(peerX, &Block{Log: 1, Position: 1}) // which the network has repeated
+	l.get(peerX, &Block{Log: 1, Position: 9, Heard: 8})
+	expect.True(t, last[*BlockAck](l, peerX).Lost, "a sender is not told that the log is not the one that it began")
 }
