@@ -2,8 +2,10 @@ package resp
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -33,6 +35,8 @@ const (
 	// fewChecks is the number of checks up to which a batch is not counted against Config.Requests. In a larger batch each
 	// check counts as perCheck bytes, about the size of the check and its answer.
 	fewChecks, perCheck = 16, 1 << 10
+	// keepBuffer is the silence after which a connection has a buffer of firstBuffer again.
+	keepBuffer = time.Second
 	// drainQuiet is the silence after which a draining connection ends, and drainLongest how long such a connection is read
 	// at most.
 	drainQuiet, drainLongest = 25 * time.Millisecond, time.Second
@@ -150,6 +154,10 @@ func (c *conn) fill() error {
 		return err
 	}
 	n, err := c.Read(c.buf[c.to:])
+	if begun, _ := c.draining(); n == 0 && c.spare() && !begun && errors.Is(err, os.ErrDeadlineExceeded) {
+		c.buf = make([]byte, firstBuffer)
+		return c.fill()
+	}
 	c.to += n
 	if c.to == len(c.buf) && c.ctx != nil {
 		c.grow() // the next batch may be larger
@@ -159,6 +167,9 @@ func (c *conn) fill() error {
 	}
 	return err
 }
+
+// spare says that the buffer is large and empty.
+func (c *conn) spare() bool { return c.to == 0 && len(c.buf) > firstBuffer }
 
 func (c *conn) grow() {
 	if size := min(2*len(c.buf), knownBounds.size); size > len(c.buf) {
@@ -177,6 +188,9 @@ func (c *conn) await(now time.Time) error {
 		wait, since = c.server.cfg.CommandTimeout, c.piece
 	case c.ctx == nil:
 		wait = c.server.cfg.CommandTimeout
+	}
+	if c.spare() && (wait == 0 || wait > keepBuffer) {
+		wait = keepBuffer
 	}
 	var at time.Time
 	if wait > 0 {

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -643,4 +644,27 @@ func BenchmarkThrottle(b *testing.B) {
 			must.NoError(b, err)
 		}
 	}
+}
+
+// TestIdleBuffer: a connection that has sent much and says nothing has a small buffer again, and goes on.
+func TestIdleBuffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		defer here.Close()
+		defer there.Close()
+		c := newConn(New(Config{}), there)
+		c.buf = make([]byte, knownBounds.size)
+		go func() {
+			time.Sleep(keepBuffer / 2)
+			_, _ = here.Write([]byte("PING\r\n"))
+			time.Sleep(time.Hour)
+			_, _ = here.Write([]byte("ECHO a\r\n"))
+		}()
+		must.NoError(t, c.fill())
+		expect.Equal(t, len(c.buf), knownBounds.size, "bytes soon")
+		c.from = c.to
+		must.NoError(t, c.fill())
+		expect.Equal(t, len(c.buf), firstBuffer, "bytes after an hour")
+		expect.Equal(t, string(c.buf[:c.to]), "ECHO a\r\n", "what is read")
+	})
 }
