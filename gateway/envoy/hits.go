@@ -7,11 +7,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// maxNames bounds the names that Hits counts by, because names may have values of requests in them.
-const maxNames = 10_000
+// maxNames and maxNameBytes bound the names that Hits counts by, because names may have values of requests in them.
+const maxNames, maxNameBytes = 10_000, 512
 
-// Hits counts hits for Prometheus by limit and result. Further names after the first 10000 are counted as "other". It is a
-// collector, and safe for concurrent use.
+// Hits counts hits for Prometheus by limit and result. Longer names, and further ones after the first 10000, are counted
+// as "other". It is a collector, and safe for concurrent use.
 type Hits struct {
 	*prometheus.CounterVec
 
@@ -35,7 +35,7 @@ func (h *Hits) Count(name, result string, hits uint64) {
 	h.mu.RLock()
 	_, known := h.names[name]
 	h.mu.RUnlock()
-	if !known && !h.add(name) {
+	if !known && (len(name) > maxNameBytes || !h.add(name)) {
 		name = "other"
 	}
 	h.WithLabelValues(name, result).Add(float64(hits))

@@ -466,7 +466,8 @@ func TestJSON(t *testing.T) {
 
 // TestHitsNames: values of requests cannot make ever more names.
 func TestHitsNames(t *testing.T) {
-	h := NewHits()
+	h, long := NewHits(), strings.Repeat("x", maxNameBytes+1)
+	h.Count(long, WithinLimit, 1)
 	for i := range maxNames + 5 {
 		h.Count("d."+strings.Repeat("x", i%7)+"\n"+time.Duration(i).String(), WithinLimit, 1)
 	}
@@ -474,6 +475,8 @@ func TestHitsNames(t *testing.T) {
 	defer h.mu.RUnlock()
 	series := testutil.CollectAndCount(h)
 	expect.True(t, len(h.names) == maxNames && series == maxNames+1, "%d names, %d counters", len(h.names), series)
+	_, kept := h.names[long]
+	expect.True(t, !kept, "a name of %d bytes is kept", len(long))
 }
 
 // FuzzRequest answers any request in JSON, and never with what the caller wrote in an error or a header.
