@@ -260,6 +260,45 @@ func TestSealedNonsense(t *testing.T) {
 	agree(t, a, startNode(t, config("b", a.gossip()), func(c *Config) { c.Keys = [][]byte{key} }))
 }
 
+// A process with the gossip key that this node connects to, such as at the address of a seed, does not end this node by
+// what it answers.
+func TestHostileAnswers(t *testing.T) {
+	t.Parallel()
+	type header struct {
+		Nodes        int
+		UserStateLen int
+		Join         bool
+	}
+	key := bytes.Repeat([]byte{7}, 32)
+	var answers [][]byte
+	long, large := header{Nodes: 1 << 20}, header{UserStateLen: 1 << 24}
+	for _, text := range [][]byte{nil, {0}, {255}, message(typePushPull, long), message(typePushPull, large)} {
+		answers = append(answers, sealStream(key, text, 0), sealStream(key, text, sealVersion), text)
+	}
+	seed := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer seed.Close()
+	var asked atomic.Int64
+	go func() {
+		for {
+			conn, err := seed.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write(answers[int(asked.Load())%len(answers)])
+			conn.Close()
+			asked.Add(1)
+		}
+	}()
+	keyed := func(c *Config) { c.Keys = [][]byte{key} }
+	a := startNode(t, config("a", seed.Addr().String()), keyed)
+	for range answers {
+		_, err := a.list.Join([]string{seed.Addr().String()})
+		expect.True(t, err != nil, "a seed that makes no sense is joined")
+	}
+	expect.True(t, asked.Load() >= int64(len(answers)), "%d answers", asked.Load())
+	agree(t, a, startNode(t, config("b", a.gossip()), keyed))
+}
+
 // Strangers at the gossip port take a bounded amount of memory, with a key or without, and members go on.
 func TestHostileConnections(t *testing.T) {
 	for _, key := range [][]byte{nil, bytes.Repeat([]byte{7}, 32)} {
@@ -472,7 +511,7 @@ func FuzzScreenStream(f *testing.F) {
 			screen
 			sent []byte
 		}{{screen{members: 4}, b}, {screen{ring, 4}, sealStream(key, b, sealVersion)}, {screen{ring, 4}, b}} {
-			rest, reason := s.stream(bytes.NewReader(s.sent))
+			rest, reason := s.stream(bytes.NewReader(s.sent), isAsked)
 			if rest == nil {
 				continue
 			}

@@ -14,12 +14,14 @@ import (
 // The parts of memberlist's wire format (v0.7.0, net.go and security.go) that tell what comes in.
 const (
 	typePing         = 0
+	typeAck          = 2
 	typeDead         = 5
 	typePushPull     = 6
 	typeCompound     = 7
 	typeEncrypted    = 10
 	typeNack         = 11
 	typeChecksummed  = 12
+	typeError        = 13
 	sealVersion      = 1 // AES-GCM; version 0 pads, and the library ends the process when the padding is wrong
 	sealNonce        = 12
 	sealTag          = 16
@@ -85,9 +87,10 @@ func isPacket(b []byte) bool {
 	return true
 }
 
-// stream reads what a connection begins with. It returns what the library is to read of it; or nil, and why it is not let in
-// when there is something to say about that. What the library itself answers, because one side encrypts and the other cannot read it, is left to it.
-func (s screen) stream(conn io.Reader) (rest io.Reader, reason string) {
+// stream reads what a connection begins with: a list of members, or a kind of message that other allows. It returns
+// what the library is to read of it; or nil, and why it is not let in when there is something to say about that. What
+// the library itself answers, because one side encrypts and the other cannot read it, is left to it.
+func (s screen) stream(conn io.Reader, other func(kind byte) bool) (rest io.Reader, reason string) {
 	limit := maxList(s.members)
 	bounded := io.LimitReader(conn, int64(limit))
 	head := make([]byte, 1, streamHeader)
@@ -99,7 +102,7 @@ func (s screen) stream(conn io.Reader) (rest io.Reader, reason string) {
 		return bytes.NewReader(head), ""
 	case !encrypted:
 		var seen bytes.Buffer
-		if !s.isBeginning(head[0], io.TeeReader(bounded, &seen)) {
+		if !s.isBeginning(head[0], other, io.TeeReader(bounded, &seen)) {
 			return nil, Malformed
 		}
 		return io.MultiReader(bytes.NewReader(head), &seen, bounded), ""
@@ -118,7 +121,7 @@ func (s screen) stream(conn io.Reader) (rest io.Reader, reason string) {
 	}
 	sealed := all.Bytes()
 	if plain, ok := s.open(sealed[streamHeader:], sealed[:streamHeader]); ok {
-		if !s.isBeginning(plain[0], bytes.NewReader(plain[1:])) {
+		if !s.isBeginning(plain[0], other, bytes.NewReader(plain[1:])) {
 			return nil, Malformed
 		}
 	} else if sealed[streamHeader] != sealVersion {
@@ -127,10 +130,14 @@ func (s screen) stream(conn io.Reader) (rest io.Reader, reason string) {
 	return bytes.NewReader(sealed), ""
 }
 
+// isAsked and isAnswer report whether a kind of message comes on a connection of another node, and back on one to it.
+func isAsked(kind byte) bool  { return kind == typePing }
+func isAnswer(kind byte) bool { return kind == typeAck || kind == typeError }
+
 // isBeginning reports whether a stream begins with what nodes send. It reads no further than needed to tell.
-func (s screen) isBeginning(kind byte, r io.Reader) bool {
+func (s screen) isBeginning(kind byte, other func(kind byte) bool, r io.Reader) bool {
 	if kind != typePushPull {
-		return kind == typePing
+		return other(kind)
 	}
 	var header struct {
 		Nodes        int

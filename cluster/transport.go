@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -170,7 +171,7 @@ func (t *transport) admit(conn incoming) {
 		conn.Close()
 		return
 	}
-	rest, reason := t.screen.stream(conn)
+	rest, reason := t.screen.stream(conn, isAsked)
 	if rest == nil {
 		if reason != "" {
 			t.cfg.Rejected(reason)
@@ -215,17 +216,25 @@ func (t *transport) DialAddressTimeout(addr memberlist.Address, timeout time.Dur
 		return nil, err
 	}
 	s := stream{conn, context.AfterFunc(t.ctx, func() { conn.Close() })}
-	return outgoing{s, io.LimitReader(s, int64(maxList(t.cfg.MaxMembers)))}, nil
+	return &outgoing{stream: s, screen: t.screen}, nil
 }
 
-// outgoing is a connection that this node has made, with a bound on what may come back.
+// outgoing is a connection that this node has made. What comes back is screened like what others send.
 type outgoing struct {
 	stream
-	back io.Reader
+	screen screen
+	back   io.Reader // the answer, from the first Read on
 }
 
 // Read reads the answer.
-func (c outgoing) Read(b []byte) (int, error) { return c.back.Read(b) }
+func (c *outgoing) Read(b []byte) (int, error) {
+	if c.back == nil {
+		if c.back, _ = c.screen.stream(c.stream, isAnswer); c.back == nil {
+			c.back = bytes.NewReader(nil)
+		}
+	}
+	return c.back.Read(b)
+}
 
 // stream forgets the context when it is closed.
 type stream struct {
