@@ -12,14 +12,23 @@ const maxUnread = anonymousCallBurst
 type answer struct {
 	message any
 	call    *call
-	bytes   int64 // guarded by the connection's lock
+
+	// Guarded by the connection's lock.
+	bytes      int64
+	kept       bool // it is among the connection's answers
+	prev, next *answer
 }
 
 // answer returns what to send in place of a message. A call that is over sends nothing any more.
 func (k *call) answer(message any) any {
 	for n := k.holds.Load(); n > 0 && k.buffered != nil; n = k.holds.Load() {
 		if k.holds.CompareAndSwap(n, n+1) {
-			return &answer{message: message, call: k}
+			a := &k.only
+			if k.read == nil {
+				a = new(answer) // one of a stream
+			}
+			a.message, a.call = message, k
+			return a
 		}
 	}
 	return message
@@ -60,22 +69,32 @@ func (c *conn) keep(a *answer) (n int, open bool) {
 	if c.ended {
 		return 0, false
 	}
-	if c.answers == nil {
-		c.answers = make(map[*answer]struct{})
+	if a.next = c.answers; a.next != nil {
+		a.next.prev = a
 	}
-	c.answers[a] = struct{}{}
+	a.kept, c.answers = true, a
+	c.kept++
 	c.unread.Add(a.bytes)
-	return len(c.answers), true
+	return c.kept, true
 }
 
 // drop undoes keep. It returns false if the answer is not counted any more.
 func (c *conn) drop(a *answer) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, counted := c.answers[a]; !counted {
+	if !a.kept {
 		return false
 	}
-	delete(c.answers, a)
+	if a.prev != nil {
+		a.prev.next = a.next
+	} else {
+		c.answers = a.next
+	}
+	if a.next != nil {
+		a.next.prev = a.prev
+	}
+	a.kept, a.prev, a.next = false, nil, nil
+	c.kept--
 	c.unread.Add(-a.bytes)
 	return true
 }
@@ -83,13 +102,13 @@ func (c *conn) drop(a *answer) bool {
 // forget ends the counts of all answers, for ever.
 func (c *conn) forget() {
 	c.mu.Lock()
-	left := c.answers
-	c.answers, c.ended = nil, true
-	c.mu.Unlock()
-	for a := range left {
+	defer c.mu.Unlock()
+	for a := c.answers; a != nil; a = a.next {
+		a.kept = false
 		c.bound.Release(a.bytes)
 		a.call.letGo()
 	}
+	c.answers, c.ended = nil, true
 }
 
 // Hold counts bytes to be written that the connection takes outside the pool, until Release. A nil Conn counts nothing.

@@ -136,7 +136,8 @@ type conn struct {
 	unread         atomic.Int64 // bytes that wait to be written
 
 	mu      sync.Mutex
-	answers map[*answer]struct{} // over gRPC, that wait to be written
+	answers *answer // over gRPC, that wait to be written: a list, and how many it has
+	kept    int
 	ended   bool
 }
 

@@ -119,6 +119,7 @@ type call struct {
 	place  fairshare.Taken
 	began  bool         // room counts it
 	holds  atomic.Int32 // its handler, and its answers that are not written
+	only   answer       // of a unary call
 	conn   *Conn
 	// buffered is below conn; nil: answers are not counted.
 	buffered *conn
