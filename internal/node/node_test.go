@@ -103,7 +103,7 @@ func awaitSettled(t *testing.T, nodes ...*Node) {
 		case <-n.Settled():
 		case <-n.Failed():
 			t.Fatal(n.Err())
-		case <-time.After(testkit.Patience):
+		case <-time.After(2 * testkit.Patience):
 			_, why := n.Ready()
 			t.Fatalf("%s is not ready: %s", n.cfg.Name, why)
 		}

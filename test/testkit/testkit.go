@@ -19,7 +19,7 @@ import (
 )
 
 // Patience bounds how long a test waits for a condition, also on a busy machine. A test that passes does not wait so long.
-const Patience = 2 * time.Minute
+const Patience = time.Minute
 
 // Parallel lets n tests that call t.Parallel run at a time, unless -parallel is given, and returns the number in force. It is for a TestMain
 // whose tests wait more than they compute: as many tests as processors would leave these idle.
