@@ -75,7 +75,7 @@ func TestKuadrant(t *testing.T) {
 	answers("all descriptors of a report are counted", check, over, "d", 1, entriesOf("log", "v"))
 	answers("Weir's shadow_mode admits", report, ok, "d", 10, entriesOf("shadow", "v"))
 	answers("Weir's shadow_mode admits", check, ok, "d", 1, entriesOf("shadow", "v"))
-	b.wall = b.wall.Add(50 * time.Second)
+	b.past.Add(int64(50 * time.Second))
 	answers("the excess is forgotten when the window turns", check, ok, "d", 1, minute)
 
 	// Ours: Limitador charges the limits of a report one after the other, and stops at the first that its storage fails.
@@ -253,7 +253,7 @@ func TestKuadrantExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newReserving(t)
 		pass := func(d time.Duration) {
-			r.more.Add(int64(d))
+			r.past.Add(int64(d))
 			time.Sleep(d)
 			synctest.Wait()
 		}
@@ -330,7 +330,7 @@ func TestReservationsOfKuadrantByBytes(t *testing.T) {
 			"%d reservations take %d of %d bytes", reserved, taken, most)
 		_, err := k.Reserve(shop, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Ttl: durationpb.New(time.Minute), Descriptors: long(100)})
 		expect.NoError(t, err, "another caller's reservation")
-		b.more.Add(int64(time.Minute))
+		b.past.Add(int64(time.Minute))
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		taken, _ = kept.InUse()

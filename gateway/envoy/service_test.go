@@ -38,8 +38,7 @@ const (
 type bench struct {
 	*Service
 	t    testing.TB
-	wall time.Time
-	more atomic.Int64      // beyond wall, for tests in which time passes by itself, too
+	past atomic.Int64      // nanoseconds since start
 	hits map[string]uint64 // by name and result
 }
 
@@ -48,7 +47,7 @@ var start = time.Unix(1_700_000_050, 0)
 
 func newBench(t testing.TB, config string, change ...func(*ServiceConfig)) *bench {
 	t.Helper()
-	b := &bench{t: t, wall: start, hits: make(map[string]uint64)}
+	b := &bench{t: t, hits: make(map[string]uint64)}
 	c := parse(t, config)
 	set := must.Value(policy.Parse("p", []byte("policies: [{name: shared, limits: [3/1m], algorithm: sliding_log, warn_at: 0.6}, {name: banning, limits: [2/1m], ban: 1h}]")))(t)
 	l := limiter.New(limiter.Config{Policies: set, NoInline: true, Clock: func() algo.Instant {
@@ -67,7 +66,7 @@ func newBench(t testing.TB, config string, change ...func(*ServiceConfig)) *benc
 	return b
 }
 
-func (b *bench) now() time.Time { return b.wall.Add(time.Duration(b.more.Load())) }
+func (b *bench) now() time.Time { return start.Add(time.Duration(b.past.Load())) }
 
 func (b *bench) ask(hits uint32, descriptors ...*common.RateLimitDescriptor) *ratelimitv3.RateLimitResponse {
 	b.t.Helper()
@@ -140,7 +139,7 @@ func TestHits(t *testing.T) {
 	want(t, "more than there are", b.ask(1, adding(d(), 1000, true)).Statuses[0], ok, 10)
 	// The excess is forgotten when the window turns.
 	b.ask(1_000_000, d())
-	b.wall = b.wall.Add(50 * time.Second)
+	b.past.Add(int64(50 * time.Second))
 	want(t, "the next window", b.ask(1, d()).Statuses[0], ok, 9)
 	want(t, "the most that a descriptor can say", b.ask(1, adding(d(), math.MaxUint64, false)).Statuses[0], over, 0)
 	want(t, "the least", b.ask(1, adding(d(), math.MaxUint64, true)).Statuses[0], ok, 10)
@@ -159,12 +158,12 @@ func TestWindows(t *testing.T) {
 	left := 300 - start.Unix()%300
 	expect.True(t, five.DurationUntilReset.GetSeconds() == left && five.CurrentLimit.UnitMultiplier.GetValue() == 5,
 		"%v, want %d s", five, left)
-	b.wall = time.Unix(start.Unix()/300*300+299, 999_999_999)
+	b.past.Store(int64(time.Unix(start.Unix()/300*300+299, 999_999_999).Sub(start)))
 	want(t, "in the same five minutes", b.ask(1, entriesOf("five", "u")).Statuses[0], over, 0)
-	b.wall = b.wall.Add(time.Nanosecond)
+	b.past.Add(int64(time.Nanosecond))
 	want(t, "in the next", b.ask(1, entriesOf("five", "u")).Statuses[0], ok, 1)
 	// Weeks since the epoch begin on Thursdays.
-	b.wall = time.Date(2023, 11, 16, 0, 0, 0, 0, time.UTC)
+	b.past.Store(int64(time.Date(2023, 11, 16, 0, 0, 0, 0, time.UTC).Sub(start)))
 	week := b.ask(1, entriesOf("week", "u")).Statuses[0]
 	want := int64(7 * 24 * 3600)
 	expect.Equal(t, week.DurationUntilReset.GetSeconds(), want, "%v", week)
@@ -345,9 +344,9 @@ func TestBan(t *testing.T) {
 		expect.True(t, header == banned && field == banned && (out.OverallCode == over) == banned,
 			"hit %d: %v", hit+1, out)
 	}
-	b.wall = start.Add(59 * time.Minute) // the window has room for long
+	b.past.Store(int64(59 * time.Minute)) // the window has room for long
 	want(t, "still banned", b.ask(1, entriesOf("banning", "u")).Statuses[0], over, 0)
-	b.wall = start.Add(2 * time.Hour)
+	b.past.Store(int64(2 * time.Hour))
 	want(t, "no more", b.ask(1, entriesOf("banning", "u")).Statuses[0], ok, 1)
 }
 
@@ -370,18 +369,18 @@ func TestOverrideOfARequest(t *testing.T) {
 // TestExtensions: what a file may say that the reference does not know.
 func TestExtensions(t *testing.T) {
 	b := newBench(t, limits)
-	b.wall = start.Add(49 * time.Second)
+	b.past.Store(int64(49 * time.Second))
 	b.ask(2, entriesOf("log", "u"))
-	b.wall = start.Add(51 * time.Second) // in the next minute
+	b.past.Store(int64(51 * time.Second)) // in the next minute
 	want(t, "a log remembers", b.ask(1, entriesOf("log", "u")).Statuses[0], over, 0)
 	want(t, "a bucket's burst", b.ask(5, entriesOf("bucket", "u")).Statuses[0], ok, 0)
 	want(t, "and beyond", b.ask(2, entriesOf("bucket", "u")).Statuses[0], over, 0)
-	b.wall = b.wall.Add(2 * time.Second)
+	b.past.Add(int64(2 * time.Second))
 	want(t, "repays what it owes", b.ask(1, adding(entriesOf("bucket", "u"), 0, false)).Statuses[0], ok, 0)
 	b.ask(1000, entriesOf("debt", "u")) // 35 of 10
-	b.wall = b.wall.Add(time.Minute)    // 25
+	b.past.Add(int64(time.Minute))      // 25
 	want(t, "debt", b.ask(1, adding(entriesOf("debt", "u"), 0, false)).Statuses[0], over, 0)
-	b.wall = b.wall.Add(2 * time.Minute) // 5
+	b.past.Add(int64(2 * time.Minute)) // 5
 	want(t, "debt paid", b.ask(1, adding(entriesOf("debt", "u"), 0, false)).Statuses[0], ok, 5)
 	// A policy's state, whoever else asks.
 	st := b.ask(2, entriesOf("shared", "u")).Statuses[0]

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,14 +42,17 @@ var start = time.Date(2026, 2, 3, 4, 5, 10, 0, time.UTC)
 type bench struct {
 	*Server
 	t    testing.TB
-	wall time.Time
+	past atomic.Int64 // nanoseconds since start
 }
+
+func (b *bench) now() time.Time { return start.Add(time.Duration(b.past.Load())) }
 
 func newBench(t testing.TB, change ...func(*limiter.Config)) *bench {
 	t.Helper()
-	b := &bench{t: t, wall: start}
+	b := &bench{t: t}
 	cfg := limiter.Config{InlineMaxWindow: algo.MaxWindow, Clock: func() algo.Instant {
-		return algo.Instant{Mono: b.wall.Sub(start).Nanoseconds(), Wall: b.wall.UnixNano()}
+		now := b.now()
+		return algo.Instant{Mono: now.Sub(start).Nanoseconds(), Wall: now.UnixNano()}
 	}}
 	for _, f := range change {
 		f(&cfg)
@@ -56,7 +60,7 @@ func newBench(t testing.TB, change ...func(*limiter.Config)) *bench {
 	l := limiter.New(cfg)
 	t.Cleanup(l.Close)
 	b.Server = New(Config{
-		Service: l, Owner: func(context.Context) func(uint64) string { return nil }, Now: func() time.Time { return b.wall },
+		Service: l, Owner: func(context.Context) func(uint64) string { return nil }, Now: b.now,
 		Health: func() Health { return Health{Peers: 3, Address: "127.0.0.1:8081"} },
 	})
 	return b
@@ -89,7 +93,7 @@ func TestSteps(t *testing.T) {
 				asked, want, _ := strings.Cut(words.Replace(step), " => ")
 				for _, word := range strings.Fields(asked) {
 					if after, passes := strings.CutPrefix(word, "+"); passes {
-						b.wall = b.wall.Add(must.Value(time.ParseDuration(after))(t))
+						b.past.Add(int64(must.Value(time.ParseDuration(after))(t)))
 					} else if name, value, given := strings.Cut(word, ":"); given {
 						fields[name] = value
 					} else {
@@ -121,7 +125,7 @@ func (b *bench) answerTo(fields map[string]string, anyReset bool) string {
 		return "error " + got.Error
 	}
 	expect.Equal(b.t, got.Limit, r.Limit)
-	status, reset := map[pb.Status]string{under: "under", over: "over"}[got.Status], fmt.Sprint(got.ResetTime-b.wall.UnixMilli())
+	status, reset := map[pb.Status]string{under: "under", over: "over"}[got.Status], fmt.Sprint(got.ResetTime-b.now().UnixMilli())
 	if anyReset {
 		reset = "-"
 	} else if got.ResetTime == 0 {
