@@ -263,18 +263,25 @@ func swapForPipe(t *testing.T, file string) {
 	must.NoError(t, syscall.Mkfifo(file, 0o600))
 }
 
+// configOfKeys is a node with TLS for callers and nodes and an encrypted gossip.
+func configOfKeys(t *testing.T, log *testkit.Buffer) Config {
+	t.Helper()
+	ca := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Logger = log.Logger()
+	cfg.Security.useTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}}))
+	cfg.Security.usePeerTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test")
+	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
+	return cfg
+}
+
 // TestFilesReplacedByPipes: every file that a node follows may become a pipe. It goes on with what it has, says so, takes the
 // file that comes back, and stops.
 func TestFilesReplacedByPipes(t *testing.T) {
 	t.Parallel()
 	var book testkit.Buffer
-	ca := certstest.NewAuthority(t, "a")
-	cfg := testConfig(t, "node")
-	cfg.Logger = book.Logger()
-	cfg.Security.useTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}}))
-	cfg.Security.usePeerTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test")
+	cfg := configOfKeys(t, &book)
 	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", "callers:\n  - {name: a, identities: [\"cn:a\"], roles: [read]}\n")
-	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
 	n := mustSettle(t, cfg)
 	files := map[string]string{
 		"policies": cfg.PolicyFile, "certificates": cfg.Security.TLSKeyFile, "peer_certificates": cfg.Security.PeerTLSCAFile,
@@ -307,12 +314,7 @@ func TestFilesReplacedByPipes(t *testing.T) {
 func TestKeyFilesReadableByOthers(t *testing.T) {
 	t.Parallel()
 	var book testkit.Buffer
-	ca := certstest.NewAuthority(t, "a")
-	cfg := testConfig(t, "node")
-	cfg.Logger = book.Logger()
-	cfg.Security.useTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}}))
-	cfg.Security.usePeerTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test")
-	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
+	cfg := configOfKeys(t, &book)
 	cfg.Security.ClusterSecretFile = testkit.WriteFile(t, "secret", "0123456789abcdef\n")
 	keys := []string{cfg.Security.TLSKeyFile, cfg.Security.PeerTLSKeyFile, cfg.Security.GossipKeyFile, cfg.Security.ClusterSecretFile}
 	modes := []os.FileMode{0o644, 0o640, 0o604, 0o600}
