@@ -14,6 +14,7 @@ type answer struct {
 	call    *call
 
 	// Guarded by the connection's lock.
+	lent       *lent // counts the bytes
 	bytes      int64
 	kept       bool // it is among the connection's answers
 	prev, next *answer
@@ -41,10 +42,10 @@ func (a *answer) Pooled() (message any, pool mem.BufferPool) { return a.message,
 func (a *answer) Get(length int) *[]byte {
 	c := a.call.buffered
 	b := c.bound.Get(length)
-	a.bytes = int64(cap(*b))
+	a.bytes, a.lent = int64(cap(*b)), bufferOf(b).lent
 	n, open := c.keep(a)
 	if !open {
-		c.bound.Release(a.bytes)
+		a.lent.end()
 		a.call.letGo()
 	}
 	if n > maxUnread && !a.call.conn.IsAuthenticated() {
@@ -55,11 +56,10 @@ func (a *answer) Get(length int) *[]byte {
 
 // Put implements mem.BufferPool.
 func (a *answer) Put(b *[]byte) {
-	c := a.call.buffered
-	if c.drop(a) {
-		c.bound.Put(b)
+	if a.call.buffered.drop(a) {
 		a.call.letGo()
 	}
+	a.call.buffered.bound.Put(b)
 }
 
 // keep counts an answer that is to be written, and returns how many there are; open: the connection is.
@@ -105,7 +105,7 @@ func (c *conn) forget() {
 	defer c.mu.Unlock()
 	for a := c.answers; a != nil; a = a.next {
 		a.kept = false
-		c.bound.Release(a.bytes)
+		a.lent.end()
 		a.call.letGo()
 	}
 	c.answers, c.ended = nil, true

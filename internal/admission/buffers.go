@@ -4,12 +4,11 @@ import (
 	"cmp"
 	"maps"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"google.golang.org/grpc/mem"
 )
 
 const (
@@ -34,56 +33,39 @@ const (
 // not come for a while, because halves of messages or unread answers take it. Then Buffers closes the connection that has received the most
 // since the memory began to fill, with what waits to be written to it. While other connections fill the room again at once, it closes twice as much each time.
 //
+// gRPC forgets the buffers of messages that nobody has read when their stream ends. Their count ends when the collector frees them, so Buffers
+// has the collector run before it closes connections.
+//
 // Buffers may close a connection that did not cause the shortage. It does not count what messages take once they are decoded.
 type Buffers struct {
 	// At soft, connections that have received more than light bytes since the memory began to fill wait. At hard, all connections wait. The
 	// bytes between soft and hard are room for light bytes from every connection, and for a read in progress on each.
 	soft, hard, light int64
-	pool              mem.BufferPool
+	pools             [classes]sync.Pool // of *buffer, by class
 	used              atomic.Int64
 	filling           atomic.Int64 // how often the memory has begun to fill, which means: used has risen above half of soft
 	full              func(from net.Addr)
+	collecting        sync.Mutex
 
 	mu     sync.Mutex
 	room   chan struct{} // closed and replaced when used falls below soft
 	conns  map[*conn]struct{}
 	last   time.Time // when connections were last closed for want of room
-	times  int       // how often connections were closed since filling had the value of during
+	times  int       // how often relieve has acted since filling had the value of during
 	during int64
 }
 
 // NewBuffers returns Buffers of most bytes for at most so many connections. full is called for each connection that is closed for want of
 // room.
 func NewBuffers(most int64, connections int, full func(from net.Addr)) *Buffers {
-	sizes := []int{smallest}
-	for size := 2 << 10; size <= 8<<20; size *= 2 {
-		sizes = append(sizes, size)
-	}
 	return &Buffers{
-		soft: most / 2, hard: most, light: max(most/8/int64(connections), 4<<10), pool: mem.NewTieredBufferPool(sizes...), full: full,
+		soft: most / 2, hard: most, light: max(most/8/int64(connections), 4<<10), full: full,
 		room: make(chan struct{}), conns: make(map[*conn]struct{}),
 	}
 }
 
-// smallest is the least capacity of a buffer. gRPC does not return buffers of up to 1 KiB to the pool.
-const smallest = 1152
-
 // Used returns how many bytes are in use.
 func (b *Buffers) Used() int64 { return b.used.Load() }
-
-// Get implements mem.BufferPool.
-func (b *Buffers) Get(length int) *[]byte {
-	buf := b.pool.Get(max(length, smallest))
-	*buf = (*buf)[:length]
-	b.Hold(int64(cap(*buf)))
-	return buf
-}
-
-// Put implements mem.BufferPool.
-func (b *Buffers) Put(buf *[]byte) {
-	b.Release(int64(cap(*buf)))
-	b.pool.Put(buf)
-}
 
 // Hold counts n bytes that a connection takes outside the pool.
 func (b *Buffers) Hold(n int64) {
@@ -197,31 +179,38 @@ func (c *conn) wait() bool {
 	return true
 }
 
-// relieve closes the connections that have received the most, if there is still no room.
+// relieve has the collector run if there is still no room. If there is none the next time, it closes the connections that have received the
+// most, too.
 func (b *Buffers) relieve(now time.Time) {
-	for _, c := range b.heaviest(now) {
-		_ = c.Close() // the server reads the error, and frees what the connection held
+	heaviest, full := b.heaviest(now)
+	for _, c := range heaviest {
+		_ = c.Close() // the server reads the error, and frees or forgets what the connection held
 		b.full(c.RemoteAddr())
+	}
+	if full && b.collecting.TryLock() {
+		defer b.collecting.Unlock()
+		runtime.GC()
 	}
 }
 
-// heaviest returns the connections to close at an instant. It takes connections in the order of the bytes that they have received lately or
+// heaviest returns the connections to close at an instant; full: there is no room. It takes connections in the order of the bytes that they have received lately or
 // do not read, the most first, until these bytes are half of what must be freed. It takes only connections that have more than light of such
 // bytes, and more than an eighth of the bytes of the first.
 //
-// Each time that this was not enough, because the others took what was freed, it closes twice as much, and includes connections that have
+// The first time it returns none. Each time that this was not enough, because the others took what was freed, it closes twice as much, and includes connections that have
 // received half as much. Otherwise halves of messages would take all room for as long as they arrive; they wait in the buffers of the
 // callers' systems even after the callers have gone.
-func (b *Buffers) heaviest(now time.Time) []*conn {
+func (b *Buffers) heaviest(now time.Time) (heaviest []*conn, full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	missing := (b.used.Load() - b.soft/4*3) / 2
 	if missing < b.soft/8 || now.Sub(b.last) < patience {
-		return nil
+		return nil, false
 	}
 	b.last = now
 	if filling := b.filling.Load(); b.during != filling {
 		b.times, b.during = 0, filling
+		return nil, true
 	}
 	missing <<= b.times
 	least := 3 + b.times
@@ -232,7 +221,7 @@ func (b *Buffers) heaviest(now time.Time) []*conn {
 		missing -= all[n].weight()
 		n++
 	}
-	return all[:n]
+	return all[:n], true
 }
 
 // Close implements net.Conn.

@@ -2,17 +2,22 @@ package node
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -74,4 +79,32 @@ func TestUnreadCalls(t *testing.T) {
 	_, err := io.Copy(io.Discard, stranger)
 	expect.True(t, !errors.Is(err, os.ErrDeadlineExceeded), "a stranger who reads nothing: %v", err)
 	refusedAt(t, n, "grpc", "too_many_anonymous")
+}
+
+// TestForgottenMessages: messages that a stream has not read when it ends count no more once the collector has freed them,
+// though the connection stays open. gRPC does not return their buffers.
+func TestForgottenMessages(t *testing.T) {
+	n, shop, _, _ := withAccess(t, nil)
+	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
+	t.Cleanup(func() { conn.Close() })
+	message := &weirv1.CheckStreamRequest{Keys: make([]byte, 20<<10), KeyLengths: make([]uint32, 1000)}
+	var most int64
+	for range 20 {
+		ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop), 100*time.Millisecond)
+		stream := must.Value(weirv1.NewLimiterClient(conn).CheckStream(ctx))(t)
+		for stream.Send(message) == nil {
+			most = max(most, n.buffers.Used())
+		}
+		cancel()
+	}
+	expect.True(t, most > 16<<10, "no messages waited")
+	left := func(atMost int64) func() bool {
+		return func() bool {
+			runtime.GC()
+			return n.buffers.Used() <= atMost
+		}
+	}
+	testkit.Eventually(t, "all but the last frame, which the transport keeps, to count no more", left(16<<10))
+	must.NoError(t, conn.Close())
+	testkit.Eventually(t, "the last frame to count no more", left(0))
 }
