@@ -14,7 +14,9 @@ import (
 const (
 	// patience is how long a connection waits for room before relieve closes connections, and the shortest time between two such closings:
 	// a connection's memory is free some milliseconds after its end.
-	patience = 250 * time.Millisecond
+	patience = 125 * time.Millisecond
+	// again is the time within which a new shortage of room is taken for a part of the last: what was freed did not last.
+	again = 8 * patience
 	// step is the most that one Read returns while the memory fills. net/http reads a body in pieces as large as what it has read of it
 	// already, so without step a hundred connections would take all room before any of them looks again.
 	step = 8 << 10
@@ -197,9 +199,9 @@ func (b *Buffers) relieve(now time.Time) {
 // do not read, the most first, until these bytes are half of what must be freed. It takes only connections that have more than light of such
 // bytes, and more than an eighth of the bytes of the first.
 //
-// The first time it returns none. Each time that this was not enough, because the others took what was freed, it closes twice as much, and includes connections that have
-// received half as much. Otherwise halves of messages would take all room for as long as they arrive; they wait in the buffers of the
-// callers' systems even after the callers have gone.
+// The first time it returns none. Each time that this was not enough, because the others took what was freed, it closes twice as much, and
+// includes connections that have received half as much. A new shortage soon after the last goes on from half as often. Otherwise halves of
+// messages would take all room for as long as they arrive; they wait in the buffers of the callers' systems even after the callers have gone.
 func (b *Buffers) heaviest(now time.Time) (heaviest []*conn, full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -207,13 +209,18 @@ func (b *Buffers) heaviest(now time.Time) (heaviest []*conn, full bool) {
 	if missing < b.soft/8 || now.Sub(b.last) < patience {
 		return nil, false
 	}
+	recent := now.Sub(b.last) < again
 	b.last = now
 	if filling := b.filling.Load(); b.during != filling {
-		b.times, b.during = 0, filling
-		return nil, true
+		b.during = filling
+		b.times /= 2
+		if !recent {
+			b.times = 0
+			return nil, true
+		}
 	}
 	missing <<= b.times
-	least := 3 + b.times
+	least := 3+b.times
 	b.times = min(b.times+1, 20)
 	all := slices.SortedFunc(maps.Keys(b.conns), func(c, d *conn) int { return cmp.Compare(d.weight(), c.weight()) })
 	n := 0

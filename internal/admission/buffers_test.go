@@ -174,8 +174,8 @@ func TestRelieveUnread(t *testing.T) {
 	})
 }
 
-// TestRelieveMore: where there is no room again after connections were closed, twice as much is closed the next time; once the
-// memory has been less than half full, it begins with one again.
+// TestRelieveMore: where there is no room again after connections were closed, twice as much is closed the next time. Where
+// the memory has been less than half full for a while, the collector runs first, and it begins with one again.
 func TestRelieveMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		closed := 0
@@ -201,9 +201,14 @@ func TestRelieveMore(t *testing.T) {
 		fill(much, much, much, much, much, much, much, much)
 		relieve(0, 1, 2, 4, 1, 0) // of the last there is one left
 		b.Release(b.soft)
+		now = now.Add(again)
 		fill(much, much, much)
 		relieve(0, 1, 2)
 		b.Release(b.soft)
+		fill(much, much, much)
+		relieve(2, 1) // a part of the same shortage
+		b.Release(b.soft)
+		now = now.Add(again)
 		fill(much, much/9, much/9, b.light)
 		relieve(0, 1, 2, 0) // at first what has brought an eighth or less is not asked
 	})
