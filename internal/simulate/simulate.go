@@ -268,7 +268,7 @@ func (in *intake) add(b *batch, e *Event) error {
 	in.events++
 	in.units += e.Cost
 	b.entries = append(b.entries, entry{in.last - in.from, e.Cost, id})
-	if in.keep {
+	if in.keep && e.Cost > 0 { // a peek changes nothing
 		if len(in.kept) >= in.most {
 			return fmt.Errorf("suggest: the traffic has more than %d events: give a part of it", in.most)
 		}

@@ -227,7 +227,7 @@ func TestSuggest(t *testing.T) {
 				src := list(events)
 				one := must.Value(Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}}))(t)
 				x := one.Candidates[0]
-				if !share.Requests && x.ShareTouched <= share.Most || share.Requests && float64(x.Refused) <= share.Most*float64(res.Events) {
+				if !share.Requests && x.ShareTouched <= share.Most || share.Requests && float64(x.Refused) <= share.Most*float64(x.Admitted+x.Refused) {
 					want = l
 				}
 			}
