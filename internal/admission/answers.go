@@ -8,7 +8,8 @@ const maxUnread = anonymousCallBurst
 
 // answer is a message to a caller over gRPC, and the pool of its bytes. It holds its call's place until the bytes are
 // written, which may be long after the handler has returned, or until the connection ends: gRPC then forgets the
-// answers that waited for their caller, and returns no buffer of them.
+// answers that waited for their caller, and returns no buffer of them. It also forgets an answer that comes just after
+// its caller has ended the call: that one holds the place until the collector has freed its buffer.
 type answer struct {
 	message any
 	call    *call
@@ -43,6 +44,7 @@ func (a *answer) Get(length int) *[]byte {
 	c := a.call.buffered
 	b := c.bound.Get(length)
 	a.bytes, a.lent = int64(cap(*b)), bufferOf(b).lent
+	a.lent.answer.Store(a)
 	n, open := c.keep(a)
 	if !open {
 		a.lent.end()
@@ -56,10 +58,16 @@ func (a *answer) Get(length int) *[]byte {
 
 // Put implements mem.BufferPool.
 func (a *answer) Put(b *[]byte) {
+	a.end()
+	a.lent.answer.Store(nil)
+	a.call.buffered.bound.Put(b)
+}
+
+// end ends what the answer holds, unless it has ended.
+func (a *answer) end() {
 	if a.call.buffered.drop(a) {
 		a.call.letGo()
 	}
-	a.call.buffered.bound.Put(b)
 }
 
 // keep counts an answer that is to be written, and returns how many there are; open: the connection is.

@@ -22,12 +22,21 @@ type buffer struct {
 
 // lent counts the bytes of a buffer from Get until Put, or until the collector frees the buffer.
 type lent struct {
-	bound *Buffers
-	bytes atomic.Int64 // 0: the buffer is not in use, or counts no more
+	bound  *Buffers
+	bytes  atomic.Int64           // 0: the buffer is not in use, or counts no more
+	answer atomic.Pointer[answer] // that the buffer is of; nil: of none
 }
 
 // end ends the count.
 func (l *lent) end() { l.bound.Release(l.bytes.Swap(0)) }
+
+// forgotten ends all that a buffer holds which the collector has freed.
+func (l *lent) forgotten() {
+	l.end()
+	if a := l.answer.Load(); a != nil {
+		a.end()
+	}
+}
 
 // classOf returns the class of the buffers for a length, and their capacity. Larger buffers than those of the last class are not reused.
 func classOf(length int) (class, size int) {
@@ -49,7 +58,7 @@ func (b *Buffers) Get(length int) *[]byte {
 	}
 	if buf == nil {
 		buf = &buffer{make([]byte, size), &lent{bound: b}}
-		runtime.AddCleanup(buf, (*lent).end, buf.lent)
+		runtime.AddCleanup(buf, (*lent).forgotten, buf.lent)
 	}
 	buf.bytes = buf.bytes[:length]
 	buf.lent.bytes.Store(int64(size))

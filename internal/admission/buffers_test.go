@@ -87,6 +87,33 @@ func TestForgotten(t *testing.T) {
 	expect.Equal(t, b.Used(), 0, "bytes in the end")
 }
 
+// TestForgottenAnswer: the place of a call whose answer gRPC forgets is free when the collector has freed the answer's
+// buffer, though the connection stays open.
+func TestForgottenAnswer(t *testing.T) {
+	b := NewBuffers(most, 10, func(net.Addr) { t.Error("a connection is closed") })
+	calls := NewCalls(CallsConfig{MaxCalls: 2})
+	c := b.connect(t).here.(*conn)
+	ask := func() *answer {
+		k := &call{calls: calls, read: func(any) error { return nil }, room: &calls.calls}
+		must.NoError(t, k.begin(t.Context()))
+		k.buffered = c
+		defer k.done()
+		return k.answer(nil).(*answer)
+	}
+	ask().Get(1)
+	waits := ask()
+	kept := waits.Get(1)
+	testkit.Eventually(t, "the place of the forgotten one", func() bool {
+		runtime.GC()
+		unary, _ := calls.InUse()
+		return unary == 1 && b.Used() == smallest
+	})
+	waits.Put(kept)
+	runtime.GC()
+	unary, _ := calls.InUse()
+	expect.True(t, unary == 0 && b.Used() == 0 && c.unread.Load() == 0, "calls %d, bytes %d, unread %d", unary, b.Used(), c.unread.Load())
+}
+
 // TestWait: at the bound, connections that bring much wait until there is room, and those that bring little do not.
 func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
