@@ -77,7 +77,8 @@ type Node struct {
 	tracer        *observe.Tracer // nil: no traces
 	security      *security
 	forwardAuth   httpapi.ForwardAuth
-	buffers       *admission.Buffers              // of callers' gRPC connections
+	buffers       *admission.Buffers              // of connections of callers
+	peerBuffers   *admission.Buffers              // of connections of other nodes
 	callersMemory *fairshare.Places               // bytes of callers' connections and streams
 	kept          *fairshare.Places               // bytes that the node keeps for callers besides counters
 	requests      *admission.Gate                 // bytes of requests in progress

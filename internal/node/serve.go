@@ -68,8 +68,8 @@ func (n *Node) servePeers() {
 		FirstMessage: n.limits.FirstMessageTimeout, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
 	})
 	n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.limits.peerServer(n.cfg.Memory)), n.security.grpcServer("peer"),
-		grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.ForceServerCodecV2(transport.Codec()))...)
+		grpc.MaxRecvMsgSize(transport.MaxMessage), grpc.MaxSendMsgSize(transport.MaxMessage), grpc.WaitForHandlers(true),
+		grpc.ConnectionTimeout(handshakeTimeout), grpc.ForceServerCodecV2(transport.Codec()), experimental.BufferPool(n.peerBuffers))...)
 	services := calls.Registrar(n.peerServer)
 	n.peerService = peer.NewServer(peer.ServerConfig{
 		Config: n.transport(), MaxReplies: n.cfg.Memory.Replies, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity,

@@ -26,6 +26,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc/peer"
 	"github.com/weirlimit/weir/rpc/replica"
+	"github.com/weirlimit/weir/rpc/transport"
 )
 
 // Start starts a node. It returns once every port is open and served; Settled says when the node is ready for traffic. An error names the flag
@@ -175,9 +176,13 @@ func (n *Node) openHashKey() (err error) {
 // openListeners opens the ports.
 func (n *Node) openListeners() (err error) {
 	most := 2 * (n.limits.MaxAnonymousConnections + max(n.limits.MaxConnections, 0))
-	n.buffers = admission.NewBuffers(n.cfg.Memory.Buffers, most, func(from net.Addr) {
-		n.security.denials.note("callers", "memory", from, "it holds more of the connections' memory than others")
-	})
+	full := func(listener string) func(net.Addr) {
+		return func(from net.Addr) {
+			n.security.denials.note(listener, "memory", from, "it holds more of the connections' memory than others")
+		}
+	}
+	n.buffers = admission.NewBuffers(n.cfg.Memory.Buffers, most, full("callers"))
+	n.peerBuffers = admission.NewBuffers(n.cfg.Memory.PeerBuffers(transport.MaxMessage), most, full("peer"))
 	for _, l := range []struct {
 		setting string
 		port    Port
@@ -211,10 +216,11 @@ func (n *Node) listen(setting string, p Port) (*admission.Listener, error) {
 	switch {
 	case err == nil:
 		name := strings.TrimSuffix(setting, "-port")
-		if name != "peer" {
-			l = n.buffers.Listener(l)
+		buffers := n.buffers
+		if name == "peer" {
+			buffers = n.peerBuffers
 		}
-		return admission.NewListener(l, n.limits.listener(name, n.security, n.callersMemory)), nil
+		return admission.NewListener(buffers.Listener(l), n.limits.listener(name, n.security, n.callersMemory)), nil
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", setting, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):

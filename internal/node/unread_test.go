@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/weirlimit/weir/internal/admission"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -27,9 +29,9 @@ import (
 )
 
 // askUnread begins unary calls of one method on a new connection in plain text, and lets the node send no answer.
-func askUnread(t *testing.T, n *Node, method string, m proto.Message, token string, calls int) net.Conn {
+func askUnread(t *testing.T, at *admission.Listener, method string, m proto.Message, token string, calls int) net.Conn {
 	t.Helper()
-	conn := must.Value(net.Dial("tcp", addrOf(n.listeners.grpc)))(t)
+	conn := must.Value(net.Dial("tcp", addrOf(at)))(t)
 	t.Cleanup(func() { conn.Close() })
 	_, err := io.WriteString(conn, http2.ClientPreface)
 	must.NoError(t, err)
@@ -64,7 +66,7 @@ func TestUnreadCalls(t *testing.T) {
 	n, shop, _, _ := withAccess(t, nil)
 	check := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "a"}}}}
 	const calls = 100
-	conn := askUnread(t, n, weirv1.Limiter_Check_FullMethodName, check, "Bearer "+shop, calls)
+	conn := askUnread(t, n.listeners.grpc, weirv1.Limiter_Check_FullMethodName, check, "Bearer "+shop, calls)
 	testkit.Eventually(t, "the answers of all calls to wait", func() bool {
 		unary, _ := n.calls.Load().InUse()
 		return unary == calls && n.buffers.Used() >= calls*1024
@@ -74,11 +76,40 @@ func TestUnreadCalls(t *testing.T) {
 		unary, _ := n.calls.Load().InUse()
 		return unary == 0 && n.buffers.Used() == 0
 	})
-	stranger := askUnread(t, n, healthv1.Health_Check_FullMethodName, &healthv1.HealthCheckRequest{}, "", calls)
+	stranger := askUnread(t, n.listeners.grpc, healthv1.Health_Check_FullMethodName, &healthv1.HealthCheckRequest{}, "", calls)
 	must.NoError(t, stranger.SetReadDeadline(time.Now().Add(time.Minute)))
 	_, err := io.Copy(io.Discard, stranger)
 	expect.True(t, !errors.Is(err, os.ErrDeadlineExceeded), "a stranger who reads nothing: %v", err)
 	refusedAt(t, n, "grpc", "too_many_anonymous")
+}
+
+// TestUnreadBetweenNodes: what a process with the rights of a node has sent in part, and the answers that it does not read, count until its
+// connection ends.
+func TestUnreadBetweenNodes(t *testing.T) {
+	n := startCluster(t, "a", nil)[0]
+	const calls = maxPeerStreams - 1
+	conn := askUnread(t, n.listeners.peer, peerv1.Peer_Inspect_FullMethodName, &peerv1.InspectRequest{}, "", calls)
+	testkit.Eventually(t, "the answers of all calls to wait", func() bool { return n.peerBuffers.Used() >= calls*1024 })
+	before, half := n.peerBuffers.Used(), make([]byte, 16<<10)
+	f := http2.NewFramer(conn, nil)
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	for _, h := range [][2]string{
+		{":method", "POST"}, {":scheme", "http"}, {":path", peerv1.Peer_Forward_FullMethodName}, {":authority", "localhost"},
+		{"content-type", "application/grpc"}, {"te", "trailers"},
+	} {
+		must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
+	}
+	binary.BigEndian.PutUint32(half[1:], 1<<20)
+	const id = 2*calls + 1
+	must.NoError(t, errors.Join(f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true}),
+		f.WriteData(id, false, half)))
+	testkit.Eventually(t, "half a message to count", func() bool { return n.peerBuffers.Used() >= before+16<<10 })
+	must.NoError(t, conn.Close())
+	testkit.Eventually(t, "all to end with the connection", func() bool {
+		runtime.GC()
+		return n.peerBuffers.Used() == 0
+	})
 }
 
 // TestForgottenMessages: messages that a stream has not read when it ends count no more once the collector has freed them,
