@@ -26,8 +26,8 @@ func (k *call) answer(message any) any {
 	for n := k.holds.Load(); n > 0 && k.buffered != nil; n = k.holds.Load() {
 		if k.holds.CompareAndSwap(n, n+1) {
 			a := &k.only
-			if k.read == nil {
-				a = new(answer) // one of a stream
+			if k.room == &k.calls.streams {
+				a = new(answer) // one of many
 			}
 			a.message, a.call = message, k
 			return a

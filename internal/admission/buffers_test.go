@@ -94,13 +94,16 @@ func TestForgottenAnswer(t *testing.T) {
 	calls := NewCalls(CallsConfig{MaxCalls: 2})
 	c := b.connect(t).here.(*conn)
 	ask := func() *answer {
-		k := &call{calls: calls, read: func(any) error { return nil }, room: &calls.calls}
+		request := mem.NewBuffer(b.Get(1), b)
+		k := &call{calls: calls, read: func(any) error { request.Free(); return nil }, room: &calls.calls}
 		must.NoError(t, k.begin(t.Context()))
 		k.buffered = c
+		must.NoError(t, k.receive(nil))
 		defer k.done()
 		return k.answer(nil).(*answer)
 	}
-	ask().Get(1)
+	forgotten := ask()
+	mem.NewBuffer(forgotten.Get(1), forgotten)
 	waits := ask()
 	kept := waits.Get(1)
 	testkit.Eventually(t, "the place of the forgotten one", func() bool {

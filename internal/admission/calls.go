@@ -170,6 +170,7 @@ func (k *call) begin(ctx context.Context) error {
 // receive reads the request of a unary call.
 func (k *call) receive(m any) error {
 	err := k.read(m)
+	k.read = nil // it refers to gRPC's buffer of the request, which may be that of the answer next, and would keep it
 	if k.came(); err == nil {
 		k.asked = time.Now()
 	}
