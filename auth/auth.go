@@ -316,6 +316,17 @@ func (a *Authorizer) HasRole(r *http.Request, role Role) bool {
 	return denial == nil && a.demand(caller, list, role, &e) == nil
 }
 
+// Asker returns the name of the caller of an HTTP request, and whether the caller is authenticated. Like HasRole it reports
+// no denial.
+func (a *Authorizer) Asker(r *http.Request) (name string, authenticated bool) {
+	e := httpCredentials(r)
+	caller, _, denial := a.authenticate(&e, a.callers())
+	if denial != nil {
+		return "", false
+	}
+	return caller.Name, true
+}
+
 func httpCredentials(r *http.Request) Credentials {
 	e := Credentials{Authorization: r.Header["Authorization"], TLS: r.TLS}
 	if ap, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {

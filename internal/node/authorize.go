@@ -21,13 +21,17 @@ func (s *security) authorizeHTTP(r *http.Request, role auth.Role) (context.Conte
 	return ctx, denial
 }
 
-// beginHTTP counts a request over HTTP/2 until end is called.
+// beginHTTP counts a request over HTTP/2 until end is called: to its caller also where the route is open to all.
 func (s *security) beginHTTP(r *http.Request) (end func(), ok bool) {
 	conn := admission.FromContext(r.Context())
 	if conn == nil {
 		return func() {}, true
 	}
-	anonymous := !conn.IsAuthenticated() && !s.auth.HasRole(r, auth.RoleOpen)
+	anonymous := !conn.IsAuthenticated()
+	if anonymous {
+		name, known := s.auth.Asker(r)
+		anonymous = !known || s.access != nil && !conn.Authenticated(name)
+	}
 	if end, ok = conn.Begin(anonymous); anonymous && !ok {
 		defer end()
 		panic(http.ErrAbortHandler) // the connection has been closed

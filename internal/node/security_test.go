@@ -531,6 +531,7 @@ func TestUnreadAnswers(t *testing.T) {
 	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml",
 		"callers:\n  - {name: shop, tokens: ["+auth.Hash(token)+"], roles: [read]}\n")
 	h2 := &tls.Config{RootCAs: a.Pool(), NextProtos: []string{"h2"}}
+	cfg.Limits.MaxConnections = 100 // which bounds the callers' memory
 	n := mustSettle(t, cfg)
 	ask := func(path, token string, requests int) (ended <-chan error) {
 		conn := must.Value(tls.Dial("tcp", addrOf(n.listeners.http), h2))(t)
@@ -578,4 +579,12 @@ func TestUnreadAnswers(t *testing.T) {
 	const pages, least = 20, 8 << 10
 	ask("/metrics", "Bearer "+token, pages)
 	testkit.Eventually(t, "the bytes of unread pages", func() bool { return n.buffers.Used() > pages*least })
+	for range 3 { // of pages that are open to all, on connections of which the caller has asked for nothing else
+		ask("/openapi.yaml", "Bearer "+token, 250)
+	}
+	testkit.Eventually(t, "a request for which there is no memory", func() bool {
+		return strings.Contains(metricsOf(t, n), `weir_call_errors_total{code="503",protocol="http"}`)
+	})
+	taken, all := n.callersMemory.InUse()
+	expect.True(t, taken <= all/4*3, "one caller has taken %d of %d", taken, all)
 }
