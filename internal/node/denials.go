@@ -1,10 +1,14 @@
 package node
 
 import (
+	"context"
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/weirlimit/weir/internal/observe"
 )
@@ -78,4 +82,28 @@ func (r *denials) turn(k denialKind) (unlogged int, ok bool) {
 	unlogged = c.unlogged
 	c.logged, c.unlogged = now, 0
 	return unlogged, true
+}
+
+// paced is the log of the streams between nodes. A process that reaches the peer port can cause their lines as often as it likes, so they are
+// written at 10 a second, 100 at once.
+type paced struct {
+	slog.Handler
+	lines    *rate.Limiter
+	unlogged atomic.Int64 // since the last line
+}
+
+func newPaced(log *slog.Logger) *slog.Logger {
+	return slog.New(&paced{Handler: log.Handler(), lines: rate.NewLimiter(10, 100)})
+}
+
+// Handle implements slog.Handler.
+func (p *paced) Handle(ctx context.Context, r slog.Record) error {
+	if !p.lines.Allow() {
+		p.unlogged.Add(1)
+		return nil
+	}
+	if n := p.unlogged.Swap(0); n > 0 {
+		r.AddAttrs(slog.Int64("unlogged", n))
+	}
+	return p.Handler.Handle(ctx, r)
 }

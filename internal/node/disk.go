@@ -78,6 +78,9 @@ func (n *Node) openDisk() (err error) {
 
 // load puts a partition's copy on disk into the store.
 func (n *Node) load(of disk.Copy) error {
+	if of.Partition >= ring.Partitions {
+		return disk.Damaged(fmt.Errorf("there are %d partitions, and none is %d", ring.Partitions, of.Partition))
+	}
 	for _, c := range of.Chunks {
 		at := n.clock()
 		at.Mono -= c.Age

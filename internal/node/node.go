@@ -326,7 +326,8 @@ func (n *Node) memberOf(boot uint64) (ownership.Node, bool) {
 // transport returns the configuration of the streams to other nodes.
 func (n *Node) transport() transport.Config {
 	return transport.Config{
-		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log, Credentials: n.security.peerClient(), Window: n.cfg.Memory.PeerWindow,
+		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: newPaced(n.log),
+		Credentials: n.security.peerClient(), Window: n.cfg.Memory.PeerWindow,
 	}
 }
 

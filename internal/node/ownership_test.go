@@ -305,12 +305,22 @@ func TestPersistRefused(t *testing.T) {
 	of(func(c *Config) { c.Name = "b" }, "is of the node a, and this is b")
 	of(func(c *Config) { c.GossipPort, c.PeerPort = PortAny, PortAny }, "of another cluster, or of another secret")
 	of(func(c *Config) { c.MaxKeys = -1; c.MaxMemory = 1 << 16; overfill(t, cfg) }, "more memory than max-memory")
+	of(func(*Config) { keepBeyond(t, cfg) }, "none is 4093")
 	manifests := must.Value(filepath.Glob(filepath.Join(cfg.DataDir, disk.Folder, "MANIFEST-*")))(t)
 	must.True(t, len(manifests) > 0, "no manifest")
 	for _, name := range manifests {
 		must.NoError(t, os.WriteFile(name, []byte("not a manifest of an engine"), 0o600))
 	}
 	of(func(*Config) {}, disk.Folder)
+}
+
+// keepBeyond has a node's disk keep a partition that no cluster has.
+func keepBeyond(t *testing.T, cfg Config) {
+	d := must.Value(disk.Open(disk.Config{Dir: cfg.DataDir, Cluster: "none", Name: cfg.Name, Now: func() int64 { return 0 }, Logger: cfg.Logger}))(t)
+	must.NoError(t, d.Restore(func(disk.Copy) error { return nil }))
+	beyond := ownership.Entry{Partition: ring.Partitions, Term: ownership.Term{N: 1}, Begin: true, Complete: true, Chunk: []byte{1}}
+	d.Write([]*ownership.Block{{Log: 1, Position: 1, Entries: []ownership.Entry{beyond}}})
+	must.NoError(t, d.Close())
 }
 
 // TestFirstPersist: the first persistent policy takes a restart, since the disk is opened at the start.

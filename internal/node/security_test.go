@@ -390,6 +390,24 @@ func TestRefusalsAreLoggedSparingly(t *testing.T) {
 		strings.Contains(text, "unlogged=99") && strings.Contains(text, "192.0.2.1:9"), "log:\n%s", text)
 }
 
+// TestRejectedStreamsInTheLog: a process at the peer port that is rejected as often as it can does not fill the log.
+func TestRejectedStreamsInTheLog(t *testing.T) {
+	var log testkit.Buffer
+	alone := testConfig(t, "a")
+	alone.Logger = log.Logger()
+	cfg := mustStart(t, alone).transport()
+	for range 2000 {
+		_, err := cfg.Accept(nil)
+		must.True(t, err != nil, "a Hello that is missing was accepted")
+	}
+	lines := strings.Count(log.String(), "peer stream rejected")
+	expect.True(t, lines >= 100 && lines <= 200, "%d lines", lines)
+	testkit.Eventually(t, "the log to say how many lines it lacks", func() bool {
+		_, _ = cfg.Accept(nil)
+		return strings.Contains(log.String(), "unlogged=")
+	})
+}
+
 // TestPeerCertificateThatOthersRefuse: a node does not start with one, and does not take one later; it says so.
 func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 	t.Parallel()
