@@ -138,7 +138,18 @@ func Open(cfg Config) (_ *Disk, err error) {
 	if d.db != nil && d.Err() == nil {
 		err = errors.Join(err, d.db.Close())
 	}
-	return nil, fmt.Errorf("%s: %w", dir, err)
+	if pebble.IsCorruptionError(err) {
+		err = Damaged(err)
+	}
+	return nil, d.named(err)
+}
+
+// named returns an error with the name of the directory; nil for nil.
+func (d *Disk) named(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", filepath.Join(d.cfg.Dir, Folder), err)
 }
 
 // engine opens the engine. On a full disk the engine repeats a write of its log without end; then engine returns, and leaves the engine to it.
@@ -170,7 +181,7 @@ func (d *Disk) identify() (fresh bool, err error) {
 	was := head{Format: format, Cluster: d.cfg.Cluster, Name: d.cfg.Name}
 	if text != nil {
 		if err := json.Unmarshal(text, &was); err != nil {
-			return false, fmt.Errorf("is damaged: %w", err)
+			return false, Damaged(err)
 		}
 		clock, err := d.get(clockKey)
 		if err != nil {
@@ -202,7 +213,7 @@ func (d *Disk) get(key []byte) ([]byte, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("is damaged: %w", err)
+		return nil, Damaged(err)
 	}
 	return slices.Clone(value), closer.Close()
 }

@@ -3,6 +3,7 @@ package disk
 import (
 	"encoding/binary"
 	"errors"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -150,11 +151,11 @@ type Copy struct {
 	Chunks []Chunk
 }
 
-// Restore calls take with the content of each partition. It fails with take's error, or if the disk is damaged.
+// Restore calls take with the content of each partition. It fails with take's error, or if the disk is damaged. Its errors name the directory.
 func (d *Disk) Restore(take func(Copy) error) error {
 	it, err := d.db.NewIter(&pebble.IterOptions{LowerBound: []byte{'p'}, UpperBound: []byte{'p' + 1}})
 	if err != nil {
-		return Damaged(err)
+		return d.named(Damaged(err))
 	}
 	var r restoring
 	for ok := it.First(); ok && err == nil; ok = it.Next() {
@@ -172,18 +173,22 @@ func (d *Disk) Restore(take func(Copy) error) error {
 		}
 		d.next = max(d.next, binary.BigEndian.Uint64(key[3:])+1)
 	}
-	if bad := it.Error(); bad != nil {
-		err = errors.Join(err, Damaged(bad))
+	if bad := it.Error(); bad != nil && err == nil {
+		err = Damaged(bad)
 	}
 	if err == nil {
 		err = d.end(&r, take)
 	}
-	return errors.Join(err, it.Close(), d.Err())
+	if closed := errors.Join(it.Close(), d.Err()); err == nil {
+		err = closed // after damage the engine says the same once more
+	}
+	return d.named(err)
 }
 
-// Damaged returns the error for a directory with invalid content.
+// Damaged returns the error for a directory with invalid content, in one line.
 func Damaged(err error) error {
-	return errors.Join(errors.New("the counters are damaged; remove their folder to start without them"), err)
+	text, _, _ := strings.Cut(err.Error(), "\n")
+	return errors.New("the counters are damaged; remove this folder to start without them: " + text)
 }
 
 // end calls take with what was read of one partition, unless no copy of it was ever complete.

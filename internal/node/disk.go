@@ -85,8 +85,7 @@ func (n *Node) load(of disk.Copy) error {
 		at := n.clock()
 		at.Mono -= c.Age
 		if err := n.states.Apply(of.Partition, false, at, c.Data); errors.Is(err, store.ErrFull) {
-			return fmt.Errorf("the counters there need more memory than max-memory and max-keys allow, or remove their folder %q to start without them: %w",
-				disk.Folder, err)
+			return fmt.Errorf("the counters need more memory than max-memory and max-keys allow: raise these, or remove this folder to start without: %w", err)
 		} else if err != nil {
 			return fmt.Errorf("partition %d: %w", of.Partition, disk.Damaged(err))
 		}

@@ -311,7 +311,7 @@ func TestPersistRefused(t *testing.T) {
 	for _, name := range manifests {
 		must.NoError(t, os.WriteFile(name, []byte("not a manifest of an engine"), 0o600))
 	}
-	of(func(*Config) {}, disk.Folder)
+	of(func(*Config) {}, disk.Folder+": the counters are damaged; remove this folder")
 }
 
 // keepBeyond has a node's disk keep a partition that no cluster has.
