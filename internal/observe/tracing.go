@@ -147,7 +147,7 @@ func (p *patient) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 		}
 	case errors.Is(err, context.Canceled):
 	case !p.failed.Swap(true):
-		p.log.Warn("spans dropped", "error", err)
+		p.log.Warn("spans dropped", "error", fmt.Sprintf("%.1024s", err)) // a collector may answer with megabytes
 	}
 	return nil
 }
