@@ -220,7 +220,7 @@ func (b *Buffers) heaviest(now time.Time) (heaviest []*conn, full bool) {
 		}
 	}
 	missing <<= b.times
-	least := 3+b.times
+	least := 3 + b.times
 	b.times = min(b.times+1, 20)
 	all := slices.SortedFunc(maps.Keys(b.conns), func(c, d *conn) int { return cmp.Compare(d.weight(), c.weight()) })
 	n := 0
