@@ -121,9 +121,9 @@ func Divide(usable int64) Budget {
 	return b
 }
 
-// PeerBuffers returns the bound of the bytes that other nodes have sent and this one has not read, and of answers that they have not read. It
-// is beyond what honest nodes have in flight (Nodes), and half of it has room for two messages of up to message bytes: a process with a
-// node's certificate can reach it, and other nodes should not wait.
+// PeerBuffers returns the bound of the bytes that other nodes have sent and this one has not read, and of answers that
+// they have not read. It is beyond what honest nodes have in flight (Nodes), and half of it has room for two messages of
+// up to message bytes: a process with a node's certificate can reach it, and other nodes should not wait.
 func (b *Budget) PeerBuffers(message int64) int64 { return max(4*b.Nodes, 4*message) }
 
 // anonymous returns what anonymous connections take, at the ports of gRPC and of HTTP together.

@@ -84,8 +84,8 @@ func (r *denials) turn(k denialKind) (unlogged int, ok bool) {
 	return unlogged, true
 }
 
-// paced is the log of the streams between nodes. A process that reaches the peer port can cause their lines as often as it likes, so they are
-// written at 10 a second, 100 at once.
+// paced is the log of the streams between nodes. A process that reaches the peer port can cause their lines as often as
+// it likes, so they are written at 10 a second, 100 at once.
 type paced struct {
 	slog.Handler
 	lines    *rate.Limiter

@@ -83,8 +83,8 @@ func TestUnreadCalls(t *testing.T) {
 	refusedAt(t, n, "grpc", "too_many_anonymous")
 }
 
-// TestUnreadBetweenNodes: what a process with the rights of a node has sent in part, and the answers that it does not read, count until its
-// connection ends.
+// TestUnreadBetweenNodes: what a process with the rights of a node has sent in part, and the answers that it does not
+// read, count until its connection ends.
 func TestUnreadBetweenNodes(t *testing.T) {
 	n := startCluster(t, "a", nil)[0]
 	const calls = maxPeerStreams - 1
