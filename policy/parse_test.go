@@ -597,7 +597,8 @@ func FuzzParse(f *testing.F) {
 		text, _, _ := strings.Cut(rest, "--- mistakes\n")
 		f.Add([]byte(text))
 	}
-	for _, text := range []string{"", "\ufeff", "\xff", "a\u2028b: [", "policies: &a [*a]", "- ? - ? [", "policies:\r\n- {name: \"\\xff\", limits: [1/1s]}"} {
+	for _, text := range []string{"", "\ufeff", "\xff", "a\u2028b: [", "policies: &a [*a]", "- ? - ? [", "policies:\r\n- {name: \"\\xff\", limits: [1/1s]}",
+		"policies: [{limit: -1, overrides: [{limit}]}]"} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -85,9 +85,11 @@ func (d *Decoder) Root() *yaml.Node {
 // aliasBudget is how many elements aliases may add to those of the file.
 const aliasBudget = 1 << 20
 
-// Fail reports a mistake at a node.
+// Fail reports a mistake at a node. That there is no node has been reported (see Field).
 func (d *Decoder) Fail(n *yaml.Node, path, format string, args ...any) {
-	d.Add(n.Line, n.Column, path, fmt.Sprintf(format, args...))
+	if n != nil {
+		d.Add(n.Line, n.Column, path, fmt.Sprintf(format, args...))
+	}
 }
 
 // Visit counts an element, and reports whether reading may go on.
