@@ -44,7 +44,6 @@ func (a *answer) Get(length int) *[]byte {
 	c := a.call.buffered
 	b := c.bound.Get(length)
 	a.bytes, a.lent = int64(cap(*b)), bufferOf(b).lent
-	a.lent.answer.Store(a)
 	n, open := c.keep(a)
 	if !open {
 		a.lent.end()
@@ -81,6 +80,7 @@ func (c *conn) keep(a *answer) (n int, open bool) {
 		a.next.prev = a
 	}
 	a.kept, c.answers = true, a
+	a.lent.answer.Store(a)
 	c.kept++
 	c.unread.Add(a.bytes)
 	return c.kept, true
@@ -114,6 +114,7 @@ func (c *conn) forget() {
 	for a := c.answers; a != nil; a = a.next {
 		a.kept = false
 		a.lent.end()
+		a.lent.answer.Store(nil) // the collector keeps lent, and so would keep what the answer refers to
 		a.call.letGo()
 	}
 	c.answers, c.ended = nil, true

@@ -117,6 +117,30 @@ func TestForgottenAnswer(t *testing.T) {
 	expect.True(t, unary == 0 && b.Used() == 0 && c.unread.Load() == 0, "calls %d, bytes %d, unread %d", unary, b.Used(), c.unread.Load())
 }
 
+// TestForgottenConnection: nothing keeps an answer that waits when its connection ends, nor what its call refers to, which
+// may be the answer's own buffer.
+func TestForgottenConnection(t *testing.T) {
+	b, calls, free := NewBuffers(most, 10, nil), NewCalls(CallsConfig{}), make(chan struct{})
+	c := b.connect(t).here.(*conn)
+	k := &call{calls: calls, room: &calls.calls}
+	must.NoError(t, k.begin(t.Context()))
+	k.buffered = c
+	kept := k.answer(nil).(*answer).Get(1)
+	k.read = func(any) error { *kept = nil; return nil }
+	runtime.AddCleanup(bufferOf(kept), func(free chan struct{}) { close(free) }, free)
+	k, kept = nil, nil
+	must.NoError(t, c.Close())
+	testkit.Eventually(t, "the buffer to be freed", func() bool {
+		runtime.GC()
+		select {
+		case <-free:
+			return true
+		default:
+			return false
+		}
+	})
+}
+
 // TestWait: at the bound, connections that bring much wait until there is room, and those that bring little do not.
 func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
