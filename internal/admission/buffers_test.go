@@ -128,7 +128,6 @@ func TestForgottenConnection(t *testing.T) {
 	kept := k.answer(nil).(*answer).Get(1)
 	k.read = func(any) error { *kept = nil; return nil }
 	runtime.AddCleanup(bufferOf(kept), func(free chan struct{}) { close(free) }, free)
-	k, kept = nil, nil
 	must.NoError(t, c.Close())
 	testkit.Eventually(t, "the buffer to be freed", func() bool {
 		runtime.GC()
