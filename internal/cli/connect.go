@@ -66,6 +66,8 @@ func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.
 		return err
 	case s.Code() == codes.Unavailable && !r.tls.encrypted() && speaksTLS(ctx, r.addr):
 		return fmt.Errorf("addr: %s speaks TLS: give tls-ca-file, with the authority of its certificate", r.addr)
+	case s.Code() == codes.Unavailable && strings.Contains(s.Message(), "does not look like a TLS handshake"):
+		return fmt.Errorf("addr: %s does not speak TLS: leave tls-ca-file out, or give another port", r.addr)
 	case s.Code() == codes.Unavailable:
 		return fmt.Errorf("addr: no node answers gRPC at %s (its port is 8081 unless set otherwise): %s", r.addr, s.Message())
 	case s.Code() == codes.DeadlineExceeded:
