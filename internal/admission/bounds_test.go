@@ -232,7 +232,7 @@ func (s ended) WriteStatus(st *status.Status) error {
 	return nil
 }
 
-// TestAwaited: calls end at their deadlines, not those whose messages have come, whichever of them did, or that are over.
+// TestAwaited: calls end at their deadlines, not those whose messages have come, or that are over.
 func TestAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const patience = 10 * time.Second
@@ -248,7 +248,7 @@ func TestAwaited(t *testing.T) {
 			add()
 			time.Sleep(time.Second)
 		}
-		for _, came := range []int{0, 2, 2} { // one of them again
+		for _, came := range []int{0, 2} {
 			must.NoError(t, calls[came].receive(nil))
 		}
 		calls[4].done()
