@@ -13,18 +13,23 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// A partition remembers what it answered to a request id, so that a repetition is not charged again: charges, refunds
-// and settlements, by state, id and kind. An answer is in three places: the map by, the order of the partition, in
-// which followers are told, and the queue of its caller, the oldest of which makes way.
+// A partition keeps its answers by request id, so that a repeated request is not charged again: charges, refunds and
+// settlements, by state, id and kind. Each answer is in three places: the map by; the partition's order, in which it is
+// sent to the followers; and its caller's queue, of which the oldest is dropped first (put).
 //
-// Bounds, per partition: MaxRequestIDs answers. Of the whole store: an eighth of MaxBytes, divided as in share.go (fits). An answer is remembered for the longest window, at least 1 minute and at most 5. An answer that finds no room
-// is given and not remembered.
+// When a follower is told: note queues a changed record, and noteAnswer an answer; Drain sends both to the followers some milliseconds
+// later. When the caller gets the answer: at once, or under Escrow and Sync when the answer's Ticket is confirmed (see decide.go).
+//
+// Bounds: a partition has at most MaxRequestIDs answers. All partitions' answers take an eighth of MaxBytes, divided among callers as in
+// share.go (fits). An answer is kept for the longest window of its rule, at least 1 minute and at most 5. An answer that does not fit is given
+// to the caller and not kept.
+//
+// An answer that was forgotten or replaced (forget) leaves the map at once, and keeps its place and its bytes until dropOldest removes it.
 
-// stateID is what a state is: a key in its scope. A hash finds one, and is never taken for it.
+// stateID identifies a state: a key in its scope. Two of them may have the same hash.
 type stateID struct{ scope, key string }
 
-// ordered goes through a map in the order of its keys. Where followers are told what it finds, the order decides what a
-// chunk has, and a simulation that repeats itself needs the same one.
+// ordered iterates over a map by its keys, so that the chunks for followers, and simulations, repeat exactly.
 func ordered[V any](m map[stateID]V) iter.Seq2[stateID, V] {
 	return func(yield func(stateID, V) bool) {
 		for _, of := range slices.SortedFunc(maps.Keys(m), stateID.compare) {
@@ -45,11 +50,11 @@ func (id stateID) clone() stateID { return stateID{strings.Clone(id.scope), stri
 // size is the number of bytes that the texts take.
 func (id stateID) size() int { return len(id.scope) + len(id.key) }
 
-// answerBytes is what a remembered answer is taken to cost when bytes are counted, its share of a map and a queue,
-// besides the texts of its key.
+// answerBytes is the number of bytes that a remembered answer counts for, with its places in a map and two lists, besides
+// the texts of its key.
 const answerBytes = 256
 
-// answerShare is the part of MaxBytes that remembered answers may take beyond each partition's even share of it.
+// answerShare is the number of parts of MaxBytes of which remembered answers may take one.
 const answerShare = 8
 
 // answerKind says what was answered.
@@ -59,7 +64,7 @@ const (
 	answerCharge  answerKind = 1
 	answerRefund  answerKind = 2
 	answerSettled answerKind = 3 // of a reservation, under its own id
-	answerKinds              = 4
+	answerKinds              = 4 // one above the last kind
 )
 
 // answerKey is the id of a request about a state.
@@ -73,18 +78,19 @@ func (k *answerKey) bytes() int { return answerBytes + k.of.size() + len(k.id) }
 
 // answered is what was answered to a request.
 type answered struct {
-	cost, granted int64 // asked for, of a reservation to be kept; granted or given back
-	excess        int64 // of a reservation: charged beyond what it was of
-	over          bool  // charged though there was no room
-	strict        bool  // under a strict rule
-	persist       bool  // under a rule with Persist
-	delay         time.Duration
-	lease         uint64
-	reservation   ReservationID
-	until         int64 // Mono instant from which on it is forgotten
+	cost        int64 // units asked for; of a reservation, units to keep
+	granted     int64 // units charged, or given back
+	excess      int64 // of a reservation: charged beyond what it was of
+	over        bool  // charged though there was no room
+	strict      bool  // under a strict rule
+	persist     bool  // under a rule with Persist
+	delay       time.Duration
+	lease       uint64
+	reservation ReservationID
+	until       int64 // Mono instant from which on it is forgotten
 }
 
-// remembered is an answer that may be remembered: it is void when answers.by has another one, or none, under its key.
+// remembered is an answer in the order. It is void if answers.by has another one, or none, under its key.
 type remembered struct {
 	answered
 	key   answerKey
@@ -96,19 +102,19 @@ type remembered struct {
 // gaveBack reports whether what was answered charged nothing, and may have given units back.
 func (e *remembered) gaveBack() bool { return e.key.kind != answerCharge && e.excess == 0 }
 
-// asker is a caller with answers remembered in a partition. Callers beyond maxAccounts are one.
+// asker is a caller with answers in a partition. Callers beyond maxAccounts share one.
 type asker struct {
 	account  *account
 	queue    fifo.Queue[*remembered]
 	n, bytes int
 }
 
-// answers remembers answers by request id, the newest up to a bound. Where there is no room for one more, the oldest of
-// the caller with the most is forgotten: "longest queue drop" of Suter, Lakshman, Stiliadis and Choudhury, "Design
-// considerations for supporting TCP with per-flow queueing", IEEE INFOCOM 1998. So no caller's answer is forgotten for
-// one of a caller with more. The zero value is empty and ready for use.
+// answers has the newest answers of a partition. When it is full, it drops the oldest answer of the caller with the most:
+// "longest queue drop" of Suter, Lakshman, Stiliadis and Choudhury, "Design considerations for supporting TCP with
+// per-flow queueing", IEEE INFOCOM 1998. So it drops no caller's answer for one of a caller with more. The zero value is
+// empty and ready for use.
 type answers struct {
-	end      uint64 // turns that there have ever been: followers count them
+	end      uint64 // the turn of the next answer; followers keep the turn up to which they were told
 	by       map[answerKey]*remembered
 	askers   map[string]*asker // by the label of their account
 	order    list.List         // of *remembered, by turn
@@ -146,14 +152,14 @@ func (m *answers) from(turn uint64) iter.Seq[*remembered] {
 	}
 }
 
-// pending reports whether any may have that turn or a later one.
+// pending reports whether there may be an answer of that turn or a later one.
 func (m *answers) pending(turn uint64) bool { return m.end > turn }
 
-// answerBounds are the bounds of what one partition remembers.
+// answerBounds are the bounds of one partition's answers.
 type answerBounds struct {
 	most  int   // answers; negative: none at all
-	even  int   // bytes that a partition may always take where no callers are known; 0: no bound
-	share int64 // bytes of all partitions
+	even  int   // bytes that a partition may take beyond share, if no callers are known
+	share int64 // bytes of all partitions; 0: no bound
 }
 
 func (s *Store) answerBounds() answerBounds {
@@ -161,14 +167,14 @@ func (s *Store) answerBounds() answerBounds {
 	return answerBounds{most: s.cfg.MaxRequestIDs, share: share, even: int(share) / s.cfg.Partitions}
 }
 
-// put remembers an answer to a caller, forgetting others for the bounds and for want of memory. Where there is no room
-// what was answered stands and is not remembered.
+// put remembers an answer to a caller, and drops others until the bounds and the memory suffice. If they do not, it does not remember
+// the answer.
 func (m *answers) put(k answerKey, e answered, caller string, now int64, most answerBounds, b *shardBudget) {
 	if most.most < 0 {
 		return
 	}
 	of, size := m.enter(caller, b), k.bytes()
-	of.n++ // the new one competes with the others
+	of.n++ // counted before others are dropped: dropOldest must not remove of, nor reset m, when it drops the last one
 	m.n++
 	for m.n > most.most {
 		if !m.dropOldest(m.greediest(of), now, b) {
@@ -212,7 +218,7 @@ func (b *shardBudget) lost(of *asker) {
 	of.account.idsLost.Add(1)
 }
 
-// count counts bytes that are taken already, or given back.
+// count adds to all counts of bytes. The budget is the caller's matter.
 func (m *answers) count(of *asker, bytes int, b *shardBudget) {
 	m.bytes += bytes
 	of.bytes += bytes
@@ -220,7 +226,7 @@ func (m *answers) count(of *asker, bytes int, b *shardBudget) {
 	of.account.ids.Add(int64(bytes))
 }
 
-// enter returns what a caller has, made if need be.
+// enter returns the asker of a caller; it makes one if there is none.
 func (m *answers) enter(caller string, b *shardBudget) *asker {
 	if of := m.askers[caller]; of != nil {
 		return of
@@ -239,7 +245,7 @@ func (m *answers) enter(caller string, b *shardBudget) *asker {
 	return of
 }
 
-// leave forgets a caller without answers.
+// leave removes an asker without answers.
 func (m *answers) leave(of *asker, b *shardBudget) {
 	if of.n == 0 {
 		delete(m.askers, of.account.label)
@@ -251,7 +257,7 @@ func (m *answers) leave(of *asker, b *shardBudget) {
 func (m *answers) greediest(of *asker) *asker {
 	most := of
 	for label, other := range m.askers {
-		// Of several by their names, so that it is the same one each time.
+		// Among equals the given one, then the first by name, so that simulations repeat.
 		if other.n > most.n || other.n == most.n && most != of && label < most.account.label {
 			most = other
 		}
@@ -259,8 +265,7 @@ func (m *answers) greediest(of *asker) *asker {
 	return most
 }
 
-// fits says whether a caller may have so many bytes more. There are bounds of what all partitions have together, and each can only forget
-// what it has itself.
+// fits reports whether a caller may take size more bytes. The bounds are of the whole store, and a partition can drop only its own answers.
 func (m *answers) fits(of *asker, size int, most answerBounds, b *shardBudget) bool {
 	if most.share == 0 {
 		return true
@@ -272,7 +277,7 @@ func (m *answers) fits(of *asker, size int, most answerBounds, b *shardBudget) b
 	return !greedy(of.account.ids.Load()+int64(size), used, most.share, callers+1)
 }
 
-// dropOldest forgets a caller's oldest answer, and reports whether there was one.
+// dropOldest drops a caller's oldest answer, and reports whether there was one.
 func (m *answers) dropOldest(of *asker, now int64, b *shardBudget) bool {
 	if of.queue.Len() == 0 {
 		return false
@@ -297,25 +302,21 @@ func (m *answers) dropOldest(of *asker, now int64, b *shardBudget) bool {
 	return true
 }
 
-// expire forgets the answers at the front of the order whose time is over.
+// expire drops the answers at the front of the order that are over. It stops at the first that is not; get ignores those behind it.
 func (m *answers) expire(now int64, b *shardBudget) {
 	for e := m.order.Front(); e != nil && e.Value.(*remembered).until <= now; e = m.order.Front() {
-		m.dropOldest(e.Value.(*remembered).of, now, b) // of its caller's it is the oldest, too
+		m.dropOldest(e.Value.(*remembered).of, now, b) // it is the oldest of its caller, too
 	}
 }
 
-// forget drops every answer about one state and reports whether there was any.
+// forget makes void every answer about one state, and reports whether there was any. It looks at all answers of the partition.
 func (m *answers) forget(of stateID) bool {
 	before := len(m.by)
-	for k := range m.by {
-		if k.of == of {
-			delete(m.by, k)
-		}
-	}
+	maps.DeleteFunc(m.by, func(k answerKey, _ *remembered) bool { return k.of == of })
 	return len(m.by) < before
 }
 
-// free forgets everything.
+// free drops all answers.
 func (m *answers) free(b *shardBudget) {
 	b.Give(m.bytes)
 	for _, of := range m.askers {
@@ -325,16 +326,12 @@ func (m *answers) free(b *shardBudget) {
 	*m = answers{end: m.end}
 }
 
-// forgetUnshared forgets the charges under strict rules that another does not know.
+// forgetUnshared makes void the charges under strict rules that other lacks.
 func (m *answers) forgetUnshared(other *answers) {
-	for k, e := range m.by {
-		if e.strict && !e.gaveBack() && other.by[k] == nil {
-			delete(m.by, k)
-		}
-	}
+	maps.DeleteFunc(m.by, func(k answerKey, e *remembered) bool { return e.strict && !e.gaveBack() && other.by[k] == nil })
 }
 
-// unite adds what another has and this one does not.
+// unite adds the answers of other that m lacks.
 func (m *answers) unite(other *answers, now int64, most answerBounds, b *shardBudget) {
 	for e := range other.from(0) {
 		if m.by[e.key] == nil && other.by[e.key] == e {
@@ -343,7 +340,7 @@ func (m *answers) unite(other *answers, now int64, most answerBounds, b *shardBu
 	}
 }
 
-// beforeID answers a repeated request id: with the admission that was made, beside the state as it is now.
+// beforeID answers a repeated request id with what was admitted the first time, beside the state as it is now.
 func (sh *shard) beforeID(p *plan, call *Call, answer *Answer) (answered bool, err error) {
 	if call.Cost <= 0 || p.part.extras == nil {
 		return false, nil
@@ -370,8 +367,8 @@ func (sh *shard) beforeID(p *plan, call *Call, answer *Answer) (answered bool, e
 	return true, nil
 }
 
-// afterID keeps the answer of a charge under its request id. A charge with Always of which nothing was granted, because
-// as much is owed as may be, is kept too: repeated when there is room again it would be another charge.
+// afterID keeps the answer of a charge under its request id. It keeps an Always charge that granted nothing too, because a
+// repetition could charge once units have come back.
 func (sh *shard) afterID(p *plan, call *Call, answer *Answer) {
 	d := &answer.Decision
 	if d.Granted == 0 && !(call.Always && call.Cost > 0) {
@@ -391,7 +388,7 @@ func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id
 	part.noteAnswer(m.persist, before)
 }
 
-// noteAnswer makes the newest answer pending, whose turn is next if it is remembered.
+// noteAnswer queues an answer for the followers and the disk. next is the turn that it got, if it was kept.
 func (p *partition) noteAnswer(persist bool, next uint64) {
 	if p.followed || p.saved {
 		p.extras.bump()
@@ -400,9 +397,8 @@ func (p *partition) noteAnswer(persist bool, next uint64) {
 	}
 }
 
-// sameUse reports whether a charge under one reservation id may be a repetition of a charge under another: both are of
-// none, both make a reservation, whose id is drawn anew each time, or both add to the same one, which each extension
-// numbers anew.
+// sameUse reports whether two charges of one request id may be one request: neither has a reservation; both make one, whose id
+// is drawn at random each time; or both add to the same one, and have other numbers of extensions.
 func sameUse(first, now ReservationID) bool {
 	none := ReservationID{}
 	switch {

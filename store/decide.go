@@ -10,63 +10,78 @@ import (
 //
 // The path of one call:
 //
-//  1. Store.DecideTo notes a bit for each concern that the call has. Without one, or with concernBan alone, plain decides a call on a key that
-//     has a record under this rule and is neither banned nor on loan. If it can, the path ends here.
-//  2. decide makes a plan. before and locate ask the plan's concerns: each may answer the call, fail it, or change its request.
+//  1. Store.DecideTo collects the call's concerns. If it has none, or concernBan alone, DecideTo calls plain. If plain decides, the path ends
+//     here.
+//  2. Otherwise decide makes a plan. before and locate call the concerns' before functions: each may answer the call, fail it, or change its
+//     request. locate also answers a peek at a key without a record.
 //  3. charge calls algo.Limits.DecideTo, which decides and charges the state of the key's record.
-//  4. after tells the plan's concerns what was charged: each records it, or adds to the answer.
+//  4. after calls the concerns' after functions: each records what was charged, or adds to the answer.
 //  5. The caller of Store.DecideTo waits for the answer's Ticket, if it has one.
+//
+// So a call ends in plain, before, locate or after. A new field of an answer must be set in each of them.
 //
 // Words:
 //
-//	plan      one call on its way through these steps; p in functions that have one
-//	concern   something that some calls need besides a decision; before, locate and after call its functions. A loan is a concern without a
-//	          bit: the record has lentFlag
-//	record    one key's state with its head, see shard.go; a view of it is valid until a record is made or dropped
-//	spec      a rule under which the shard has records, with the accounts that their keys and bytes count to; records have its number
+//	plan      the data of one call in these steps; p in functions
+//	concern   work that some calls need besides the decision, with a bit in concernSet. A loan has no bit, but lentFlag in the record
+//	record    one key's state with its head (shard.go); a value of the type record is invalid once a record of the shard is made or dropped
+//	spec      a rule that has records in the shard, with the counts of their keys and bytes; each record has its spec's number
 //	slot      the place of a record in the partition's table
-//	scope     the policy's name, or what stands for it; (scope, key) identifies a record, a hash only finds it
+//	scope     the policy's name, or a name made from a limit that has no policy; (scope, key) identifies a record, a hash only finds it
 //	follower  a process with a copy of the partition, or this process's disk; replication keeps it up to date by Drain. The backup is the
 //	          follower that claims the partition when the holder is lost
 //	mark      the position of a state's log before the charge (algo.Limits.Mark); a follower that has everything up to it is sent only the rest.
 //	          note sends the whole state if mark is 0
 //	peek      a call with a cost of 0: it charges nothing
-//	pending   of a reservation: it is pending until it is settled or expires
-//	guard     what a rule with Rule.Guarded demands: a grant to decide (Store.Lease), or a current backup or disk
-//	gate      what Store.Open opens and Store.Shut shuts: calls on a partition are decided only while it is open
-//	lease     a unit of a concurrency limit that a caller has taken (lease.go); the lease of Store.Lease is a grant
+//	pending   of a reservation: neither settled nor expired
+//	granted   of a call: it was charged at least one unit. A call with Always can be charged and not be allowed
+//	guard     the test that a call under a Guarded rule must pass: the store has a grant to decide (Store.Lease), or a current backup or disk
+//	gate      part.open: set by Store.Open, cleared by Store.Shut; calls on a partition are decided only while it is set
+//	lease     a unit of a concurrency limit that a caller has taken (lease.go); the lease of Store.Lease is the grant to decide
+//	full      of a state: it has no units left
 //	denied    the state has counted a refusal, because of count_denied
 //
-// Where the concerns cross:
+// Loans and bans:
 //
-//   - A key with units on loan has lentFlag, and so is never decided by plain. Units on loan are neither in use nor
-//     free: beforeLoan puts them into request.OnLoan, so that the limits grant what is left beside them. A refusal that
-//     depends on them has answer.OnLoan (afterLoan); the limiter then recalls the loans and calls once more. If a call
-//     has Call.Whole and returned units could grant it more, beforeLoan refuses it with OnLoan and charges nothing.
-//   - beforeBan refuses a call on a banned key, unless the call has Always. afterBan begins a ban when the limits refuse a key that had a
-//     record before the call, for want of room. plan.bans says when it begins none, such as while units of the key are on loan.
-//   - note queues every changed record; Drain sends it to the followers some milliseconds later. Under a durability of None, another process
-//     gets it only when the partition moves.
-//   - If the answer has a Ticket, the caller of Store.DecideTo waits until the backup or the disk has confirmed the change.
-//   - Under Sync, and under Escrow with Persist, afterGuard gives every grant a Ticket, unless everything has been confirmed.
-//   - Under Escrow without Persist, afterGuard gives one to a grant with a request id, to a grant that makes a reservation (but not for an
-//     atomic check), and to a grant beyond the escrowed amount: the units that the backup has been told to take for spent (escrow.go).
-//   - Under Escrow and Sync, afterBan gives one to a refusal that begins a ban, beforeID to a repeated answer, and extend to an extension.
-//   - Other refusals have none, although count_denied or a changed rule may have changed the state. If such a change is lost, the followers
-//     admit as much as if the refused call had never been made.
+//   - A key with units on loan has lentFlag, so plain never decides it. Units on loan are neither in use nor free: beforeLoan puts them into
+//     request.OnLoan, so that the limits grant only what is left beside them. A refusal that depends on them has answer.OnLoan (afterLoan):
+//     the limiter then recalls the loans and calls once more (limiter/loan.go). A call with Call.Whole wants all that it can get at once: if
+//     returned units could grant it more, beforeLoan refuses it with OnLoan and charges nothing.
+//   - beforeBan refuses a call on a banned key, unless the call has Always. A ban begins in afterBan, when the limits refuse a key because too
+//     few units are left, if the key had a record before the call. plan.bans says when no ban begins, such as while units of the key are on
+//     loan.
+//
+// When followers are told of a change: note queues the changed record, and Drain sends it to the followers some milliseconds later. Under a
+// durability of None no follower is told: another process gets the record only when the partition moves.
+//
+// When the caller waits for that: if the answer has a Ticket, the caller of Store.DecideTo waits until the backup or the disk has confirmed
+// the change. afterGuard gives Tickets to granted calls:
+//
+//	none, async              never
+//	escrow, without persist  to a call with a request id, to a reservation (but not of an atomic check), and to units beyond the escrowed
+//	                         amount, which the backup counts as spent before they are (escrow.go)
+//	escrow with persist      always, if a change waits for confirmation
+//	sync                     always, if a change waits for confirmation
+//
+// No caller waits for a backup while there is none that is current.
+//
+// Under escrow and sync, afterBan gives one to the refusal that begins a ban, beforeID to a repeated answer, and extend to an extension. Other
+// refusals have none, although count_denied or a changed rule may have changed the state. If such a change is lost, the followers admit as
+// much as if the refused call had never been made.
 //
 // Other files must keep:
 //
 //   - A before function that answers or fails a call has charged nothing. It may have ended loans and reservations
 //     whose time was over. refundCall and extend are exceptions: they answer in before, and do change the state.
-//   - content.lower precedes every operation that may charge a state: reservations then know how many of their units
-//     are still there.
+//   - content.lower precedes every operation that may charge a state with pending reservations (concernHolds): they then know how many of
+//     their units are still there.
 //   - What a state takes from the arena is counted to the record's spec (share.go): between setTaker and endTaker, where the share's bounds
 //     hold, or within counted, where they do not.
-//   - A new key's state comes from makeState, which fills it if an earlier holder's count is lost (cold.go).
-//   - A change of a record is followed by note, with the mark from before the change, or with 0 if the whole state must be sent.
+//   - A new key's state comes from makeState, which makes it full if an earlier holder's count is lost (cold.go).
+//   - A change of a record is followed by note, with the mark from before the change, or with 0 if the whole state must be sent. note does
+//     nothing if no follower has to be told.
 //   - A rule with a Ban has no limit with CountDenied (policy sees to that): plain would count a refusal, and charge would count it again.
-//   - charge may drop the record. An after function uses p.r only after a grant, or if p.denied is set or p.made is not.
+//   - charge may drop the record. An after function uses p.r only if the call was granted, if p.denied is set, or if p.made is not set.
 
 // concernSet is a set of concerns.
 type concernSet uint16
@@ -82,20 +97,20 @@ const (
 	concernExtension                          // settle.go: the call adds to a reservation
 )
 
-// plan is one call on its way through decide. The Call and the Answer are arguments beside it: the compiler would move
-// them to the heap if one struct held them together with a state.
+// plan is the data of one call in decide. The Call and the Answer are arguments beside it: the compiler would move them to the heap if one
+// struct held them together with a state.
 type plan struct {
 	concerns concernSet
 	part     *partition
 	k        Key
 	rule     *Rule
 	now      algo.Instant
-	each     []algo.Decision
+	each     []algo.Decision // nil, or gets the decision of each of the rule's limits
 
 	request algo.Request  // the call's, which beforeLoan changes
 	slot    uint32        // of the record in the partition's table, if it was made for this call
 	r       record        // set by locate, like mark
-	mark    uint64        // 0: the state has no log, or no follower is told; note sends the whole state if mark is 0
+	mark    uint64        // 0: the state has no log, or no follower is told
 	made    bool          // the record was made for this call
 	denied  bool          // the state has counted a refusal
 	banned  time.Duration // what is left of the key's ban
@@ -122,7 +137,7 @@ func (part *partition) concernsOf(rule *Rule) (of concernSet) {
 	return of
 }
 
-// ownConcerns returns the concerns that the call itself brings.
+// ownConcerns returns the concerns that the call's own fields set.
 func (c *Call) ownConcerns() (of concernSet) {
 	if c.RequestID != "" {
 		of |= concernID
@@ -139,7 +154,8 @@ func (c *Call) ownConcerns() (of concernSet) {
 	return of
 }
 
-// decide is Store.DecideTo under the lock, for a call that plain has not decided. answer must be zero; after an error its contents mean nothing.
+// decide decides a call that plain has not decided. answer must be zero, but for a Decision that plain has written. After an error its contents
+// mean nothing.
 func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
 	if !part.open {
 		return ErrShut
@@ -159,9 +175,9 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	return nil
 }
 
-// plain decides a request that has no concern, or concernBan alone. It returns false, and has charged nothing, if the rest of decide
-// must: the key has no record under this very rule, is banned or on loan (stateOf tests all of these, the last two by the record's flags),
-// there is no memory, the refusal may begin a ban, or the rule has a Ban and the request has Always.
+// plain decides a request without concerns, or with concernBan alone, on a partition that is open. It returns false, and has charged
+// nothing, if decide must decide it: stateOf finds no record under this very rule without flags (it is banned or on loan), there is no memory, or the
+// rule has a Ban and the request is refused or has Always.
 func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision, d *algo.Decision) bool {
 	if rule.Ban > 0 && r.Always {
 		return false // plain would charge an Always request that is refused, and charge would charge it again
@@ -176,12 +192,12 @@ func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r 
 	return err == nil && (d.Allowed || rule.Ban == 0)
 }
 
-// before asks the concerns that need no record, in this order:
+// before calls the before functions of the concerns that need no record, in this order:
 //
-//   - What has expired goes first, because a refund must not give it back again.
-//   - A refund and an extension come before the guard: refundCall asks it, and the call of decide in extend does.
-//   - The guard comes before the request id, because a repeated answer, too, is given under a grant only.
-//   - The request id comes before the reservation, because a repetition needs no room for another reservation.
+//   - Reservations that have expired end first, because a refund must not give their units back again.
+//   - A refund and an extension come before the guard: refundCall calls it, and extend calls decide, which does.
+//   - The guard comes before the request id, because a repeated answer, too, needs the grant to decide.
+//   - The request id comes before the reservation, because a repetition needs no second reservation.
 func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err error) {
 	if p.has(concernHolds) {
 		sh.expireReservationsOn(p.part, &p.k, p.rule, p.now)
@@ -208,9 +224,8 @@ func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// locate finds the key's record and brings it under the rule, or makes a new one. Then it asks the concerns that a
-// record can have: loans and a ban. A peek at a key without a record is answered from a fresh state, and no record is
-// made.
+// locate finds the key's record and converts it to the rule, or makes a new record. Then it calls the before functions of what a record can
+// have: loans, and a ban. It answers a peek at a key without a record from a fresh state, and makes no record.
 func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err error) {
 	slot, found := sh.find(&p.part.table, p.k.Hash, p.rule.Scope, p.k.Key)
 	if !found {
@@ -238,8 +253,9 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// charge lets the limits decide. It drops a record that was made for the call if the limits fail or grant nothing, unless they have counted
-// the refusal and the state is not as good as new. p.r is not valid then, so charge resets p.denied: otherwise after would give p.r to note.
+// charge has the limits decide. If they fail or grant nothing, it drops a record that was made for the call, unless they have counted the
+// refusal and the state differs from a new one. p.r is invalid once the record is dropped, so charge resets p.denied: otherwise after would give
+// p.r to note.
 func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	limits := p.rule.Limits
 	number := uint32(p.r.words[1] >> 32)
@@ -260,8 +276,8 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	return err
 }
 
-// after tells the concerns what was charged. The order matters: afterGuard's ticket covers what note, afterID and afterReservation have
-// queued for the followers. afterBan may make one more change, and raises the ticket itself.
+// after calls the concerns' after functions. The order matters: afterGuard's ticket covers what note, afterID and afterReservation have
+// queued for the followers. afterBan may make one more change, and then sets a later ticket itself.
 func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 	granted := answer.Granted > 0
 	if p.has(concernCopy) && (granted || p.denied) {
@@ -316,7 +332,7 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 	return slot, nil
 }
 
-// adopted returns the record at a slot, brought under the given rule.
+// adopted returns the record at a slot, converted to the given rule. It notes a state that this has changed.
 func (sh *shard) adopted(part *partition, slot uint32, rule *Rule, now algo.Instant) (record, error) {
 	r := sh.record(part.ref(slot))
 	if r.spec.rule == rule {
@@ -333,8 +349,7 @@ func (sh *shard) adopted(part *partition, slot uint32, rule *Rule, now algo.Inst
 	return r, err
 }
 
-// existing calls f with the key's record under the given rule, and not at all where there is none. f reports whether it
-// changed the state.
+// existing calls f with the key's record, converted to the given rule, if the key has one. f reports whether it changed the state.
 func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, f func(record) bool) error {
 	slot, ok := sh.find(&part.table, k.Hash, rule.Scope, k.Key)
 	if !ok {
