@@ -5,41 +5,44 @@ import (
 	"time"
 )
 
-// This file takes partitions that no process hands over: their holder is lost or silent, or they never had one.
+// This file takes partitions that no process hands over: their holder is lost or silent, the receiver of a move was lost, or they never had a
+// holder. It also tells members what this node has begun to hold (tell, tellNew), so that they do not claim it.
 //
 // The path of a claim:
 //
-//  1. lookAtAll finds partitions that the ring gives to this node and that it does not hold (mayClaim). ask sends one Query about all
+//  1. lookAtAll finds partitions that the ring gives to this node and that it does not hold (mayAsk). ask sends one Query about all
 //     of them to every member.
 //  2. Each member answers with an Info per partition: whether it holds it, whether it is about to claim it as well, the highest term that
 //     it knows, and the position of its copy.
 //  3. When all live members have answered, or after patience, conclude calls decideClaim for each partition.
-//  4. If a member holds the partition, that member will move it here. Otherwise the member whose copy is the newest among the answers and this
-//     node's own claims it, whatever the ring says: this node (claim), or another one that it asks to (Entrust). If no member has a copy,
-//     this node claims.
+//  4. If a member holds the partition, that member will move it here. Otherwise the member with the newest copy claims the partition, even if
+//     the ring gives it to another one: this node (claim), or a member that this node asks to claim (Entrust). If no member has a copy, this
+//     node claims.
 //  5. claim takes a term above every known one, opens the content, and asks for grants and a backup.
 //
-// What stops two claims of one partition:
+// What makes two claims of one partition rare:
 //
 //   - Only the ring's owner asks. If views of the ring differ, two nodes may ask, and each sees Info.Claiming of the other. The node with the
-//     lower name asks again after retryAfter/2, the other after retryAfter. The node with the lower name has claimed by then, if its round
-//     takes less than retryAfter/2.
+//     lower name asks again after retryAfter/2, the other after retryAfter. So the node with the lower name has claimed when the other asks
+//     again, if its round takes less than retryAfter/2.
 //   - Only the member with the newest copy claims, and an Entrust below a known term is dropped.
-//   - A process that this node does not see as a member yet may report that it holds the partition, or a member that sees it may name it.
-//     This node does not claim from such a strange holder for strangerFor; after that it may.
+//   - A process that this node does not see as a member yet may report that it holds the partition, or a member that sees it may name it. This
+//     node does not claim from such a stranger for strangerFor; after that it may.
 //
-// None of this is exact while members cannot hear each other, or if the holder is alive and silent for longer than patience. Then two
-// processes may hold the partition, under different terms, until they meet and merge (move.go). Strict rules stay closed on a side without
-// a grant of a majority of voters (grant.go).
+// Two processes may still hold the partition: if members cannot reach each other, or if the holder is alive and silent for longer than
+// patience. They hold it under different terms, until one hears of the other; then one gives its content to the other, which joins the two
+// (move.go). A process decides under strict rules only with grants of a majority of voters (grant.go), which at most one process can have.
 //
 // Words (core.go has the types, the time-outs and the two clocks, t and awake):
 //
-//	known, holder  the highest term of a partition that this node has heard of, and the process that held it; learn raises them
+//	process        a Node: a ring name, and a boot id that differs at each start. A restarted process is another Node of the same name
+//	holder, owner  the holder of a partition decides on it; the owner is the node that the ring gives it to, and should become the holder
+//	known, holder  (of part) the highest term of a partition that this node has heard of, and the process that held it; learn replaces both
 //	copy           this node's copy of a partition that another process holds: its Position, or zero if it is not complete. Of two copies
 //	               the one of the higher term is newer; of one term, that of the later attachment
 //	incoming       a move of the partition to this node that is in progress
 //	askAt          the time before which this node does not ask about the partition again
-//	settled        this node has joined, and its view has not changed for a moment (View.Settled)
+//	settled        this node has joined, and its view has not changed for some time (View.Settled)
 //	alive          the processes of this node's view; lives looks one up
 //	mine           the ring gives the partition to this node
 //
@@ -61,26 +64,26 @@ type answer struct {
 	from Node
 }
 
-// mayClaim reports whether this node should ask after a partition now. It should not while members that the disk knows may still come with
-// newer copies (awaitsMembers, disk.go).
-func (c *Core) mayClaim(p int) bool {
+// mayAsk reports whether this node should ask after a partition now, to claim it. It should not while members that are recorded on this node's
+// disk may still join with newer copies (awaitsMembers, disk.go).
+func (c *Core) mayAsk(p int) bool {
 	pt := &c.parts[p]
 	return !pt.held && c.mine(p) && !c.awaitsMembers() && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t >= pt.askAt &&
 		!c.strange(pt.holder)
 }
 
-// strangerFor is how long this node waits for a process that holds something to become a member in its own view.
+// strangerFor is how long this node waits for a process that holds a partition to become a member in its own view.
 const strangerFor = 2 * int64(time.Second)
 
-// strange reports whether a process holds something and is not in this node's view yet (noteStranger). Of two nodes that start at the same time,
-// one may hear of the other's claims before gossip tells it of the other. Those partitions are not lost, so it must not claim them.
+// strange reports whether a process holds a partition and is not in this node's view yet (noteStranger). Of two nodes that start at the same
+// time, one may hear of the other's claims before gossip tells it of the other. The other's partitions are not lost: this node must not claim them.
 func (c *Core) strange(n Node) bool {
 	at, ok := c.strangers[n]
 	return ok && c.awake-at < strangerFor
 }
 
-// noteStranger notes a process that holds a partition and is not in this node's view yet. The process itself says so, or a member that sees it.
-// What members say does not extend strangerFor: this node may never see a process that they see, and then it must claim.
+// noteStranger notes a process that holds a partition and is not in this node's view yet. The process itself or a member that sees it has
+// reported this. Reports of members do not extend strangerFor: this node may never see a process that they see, and then it must claim.
 func (c *Core) noteStranger(n Node) {
 	_, departed := c.departed[n]
 	_, met := c.strangers[n]
@@ -89,18 +92,19 @@ func (c *Core) noteStranger(n Node) {
 	}
 }
 
-// newcomerFor is how long this node assumes that a newcomer, a process that has come into the ring, has not heard of the holders of its
-// partitions yet. Each holder tells the newcomer when it sees the newcomer (tellNew).
+// newcomerFor is how long a process counts as a newcomer: it has entered the ring, and may not know the holders of its partitions yet. Each
+// holder tells the newcomer what it holds when it sees the newcomer (tellNew).
 const newcomerFor = strangerFor
 
-// newcomer reports whether a process has come into the ring less than newcomerFor ago. In that time, checks go to the last known holder until
-// the newcomer says that it holds the partition: the newcomer would let them wait until it has heard of that holder.
+// newcomer reports whether a process has entered the ring less than newcomerFor ago. In that time, checks go to the last known holder until
+// the newcomer says that it holds the partition: a newcomer that does not know the holder would make them wait.
 func (c *Core) newcomer(n Node) bool {
 	_, ok := c.newcomers[n]
 	return ok
 }
 
-// noteNewcomers notes the processes that come into the ring with a view. The first view brings none: there this node is the newcomer.
+// noteNewcomers notes the processes that enter the ring with a new view, before it becomes c.view. The first view has no newcomers: this node
+// itself has just joined.
 func (c *Core) noteNewcomers(v View) {
 	if c.views == 0 {
 		return
@@ -112,7 +116,7 @@ func (c *Core) noteNewcomers(v View) {
 	}
 }
 
-// expireNewcomers drops newcomers after newcomerFor.
+// expireNewcomers drops newcomers after newcomerFor. It then publishes all partitions, because their routes may change.
 func (c *Core) expireNewcomers() {
 	ended := false
 	for n, at := range c.newcomers {
@@ -126,7 +130,8 @@ func (c *Core) expireNewcomers() {
 	}
 }
 
-// noteDeparted updates departed and strangers for a new view.
+// noteDeparted updates departed and strangers for a new view. departed has processes that left the view, for strangerFor, so that late reports do
+// not make them strangers.
 func (c *Core) noteDeparted(before map[Node]int32) {
 	for n := range before {
 		if _, ok := c.alive[n]; !ok {
@@ -192,17 +197,17 @@ func (c *Core) sendRound() {
 	}
 }
 
-// asking reports whether this node is about to claim a partition.
+// asking reports whether this node is asking after a partition, and so may be about to claim it.
 func (c *Core) asking(p int) bool {
-	if c.round == nil || !c.mayClaim(p) {
+	if c.round == nil || !c.mayAsk(p) {
 		return false
 	}
 	_, asked := slices.BinarySearch(c.round.parts, p)
 	return asked
 }
 
-// onQuery answers a Query. The answer claims a partition as well if this node is asking about it, or if the newest copy may be on the disk of
-// a member that has yet to come (awaitsCopies, disk.go).
+// onQuery answers a Query. It sets Info.Claiming if this node is asking about the partition as well, or if the newest copy may be on the disk
+// of a member that has yet to join (awaitsCopies, disk.go).
 func (c *Core) onQuery(from Node, q *Query) {
 	reply := &QueryReply{ID: q.ID, Infos: make([]Info, 0, len(q.Partitions))}
 	for _, p := range q.Partitions {
@@ -223,8 +228,8 @@ func (c *Core) onQuery(from Node, q *Query) {
 // tellEvery is the least time between two messages that tell all members of newly held partitions.
 const tellEvery = 500 * int64(time.Millisecond)
 
-// tell sends all members the partitions that this node has come to hold, so that every member knows that they were held. If a holder and all
-// copies are lost, the claimant then calls Data.Cold, which lets keys start full where their policy asks for that.
+// tell tells all members which partitions this node has begun to hold. If later a holder and all copies are lost, the member that claims knows
+// that there was a holder, and calls Data.Cold: new keys then start without units left, where their policy asks for that.
 func (c *Core) tell() {
 	if len(c.gained) == 0 || c.t < c.tellAt {
 		return
@@ -276,7 +281,7 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 		c.heardHeld(from, &q.Infos[i])
 	}
 	if q.ID == 0 {
-		delete(c.strangers, from) // strangerFor counts anew, because the process itself says so
+		delete(c.strangers, from) // strangerFor begins anew, because the process itself reports what it holds
 		c.noteStranger(from)
 		for i := range q.Infos {
 			if info := &q.Infos[i]; !c.parts[info.Partition].held {
@@ -304,19 +309,19 @@ func (c *Core) conclude() {
 	r := c.round
 	c.round = nil
 	for _, p := range r.parts {
-		if c.mayClaim(p) {
+		if c.mayAsk(p) {
 			c.decideClaim(p, r)
 		}
 	}
 }
 
-// decideClaim decides about a partition by what the other members have answered: leave it to its holder, ask again later, entrust the
-// member with the newest copy, or claim it.
+// decideClaim uses the answers about a partition to do one of these: leave the partition to its holder, ask again later, entrust the member
+// with the newest copy, or claim.
 func (c *Core) decideClaim(p int, r *round) {
 	pt, answers := &c.parts[p], r.answers[p]
 	best, from := pt.copy, c.cfg.Self
 	var held *Info
-	yield := int64(0)
+	wait := int64(0)
 	for i := range answers {
 		info, source := &answers[i].Info, answers[i].from
 		switch {
@@ -326,13 +331,13 @@ func (c *Core) decideClaim(p int, r *round) {
 			}
 			continue
 		case info.Claiming && source.Name < c.cfg.Self.Name:
-			yield = retryAfter
+			wait = retryAfter
 		case info.Claiming:
 			// The node with the higher name waits only if it has heard that this node claims. So this node waits as well, for a shorter time.
-			yield = max(yield, retryAfter/2)
+			wait = max(wait, retryAfter/2)
 		}
 		c.learn(p, info.Term, info.Holder)
-		// The member may not see yet that a later process of that name has replaced the holder.
+		// A holder whose name a later process has is no stranger: it was replaced, and the member may not see that yet.
 		if _, replaced := c.named[info.Holder.Name]; !replaced {
 			c.noteStranger(info.Holder)
 		}
@@ -340,19 +345,19 @@ func (c *Core) decideClaim(p int, r *round) {
 			best, from = info.Copy, source
 		}
 	}
-	// This node asks again if the last known holder is alive, and its answer, if there is one, is older than its term. That holder became a
-	// member after the others were asked, or claimed after it had answered. This node does not wait for a holder that was asked and is silent.
-	undenied := pt.holder != c.cfg.Self && c.lives(pt.holder) && !r.missing[pt.holder]
+	// The last known holder may still hold the partition if it is alive and was not asked, because it became a member after the others were
+	// asked, or if it has claimed the partition after it had answered. A holder that was asked and is silent does not count.
+	mayHold := pt.holder != c.cfg.Self && c.lives(pt.holder) && !r.missing[pt.holder]
 	for _, a := range answers {
-		undenied = undenied && (a.from != pt.holder || a.Term.Less(pt.known))
+		mayHold = mayHold && (a.from != pt.holder || a.Term.Less(pt.known))
 	}
 	switch {
 	case held != nil:
 		c.learn(p, held.Term, held.Holder)
 		pt.askAt = c.t + askAgain
-	case yield > 0:
-		pt.askAt = c.t + yield
-	case undenied || c.strange(pt.holder):
+	case wait > 0:
+		pt.askAt = c.t + wait
+	case mayHold || c.strange(pt.holder):
 		pt.askAt = c.t + retryAfter
 	case from != c.cfg.Self:
 		pt.askAt = c.t + retryAfter
@@ -370,6 +375,8 @@ func (a Position) before(b Position) bool {
 	return a.Attachment < b.Attachment
 }
 
+// onEntrust claims a partition because this node has the newest copy of it, whatever the ring says. If it cannot, the member that has sent the
+// Entrust asks again after retryAfter.
 func (c *Core) onEntrust(_ Node, e *Entrust) {
 	pt := &c.parts[e.Partition]
 	if e.Term.Less(pt.known) {
@@ -382,33 +389,33 @@ func (c *Core) onEntrust(_ Node, e *Entrust) {
 	}
 }
 
-// claim makes this node the holder of a partition that no process hands over, under a term above every known one. The content is the
-// copy that is here. fresh is true if this node still holds the partition, or its copy has the highest known term: then nothing of an earlier
-// holder is missing beyond what its durability allows. If fresh is false and the partition had a holder, claim calls Data.Cold: what that
-// holder counted is lost.
+// claim makes this node the holder of a partition that no process hands over, under a term above every known one. Its content is this node's
+// copy. The copy is current if this node still holds the partition, or if the copy has the highest known term: then nothing of an earlier
+// holder is missing beyond what its durability allows. If the copy is not current and the partition had a holder, claim calls Data.Cold: what
+// that holder counted is lost.
 func (c *Core) claim(p int) {
 	pt := &c.parts[p]
-	earlier := pt.known != (Term{})
-	again := pt.held // it was frozen for a move, and the receiver was lost
-	fresh := again || pt.copy != (Position{}) && !pt.copy.Term.Less(pt.known)
 	was := pt.known
-	if !again && pt.copy == (Position{}) {
-		c.data.Discard(p) // what is left of a copy that was never whole
+	earlier := was != (Term{}) // the partition had a holder
+	frozen := pt.held          // for a move, and the receiver was lost
+	current := frozen || pt.copy != (Position{}) && !pt.copy.Term.Less(was)
+	if !frozen && pt.copy == (Position{}) {
+		c.data.Discard(p) // a copy that was never complete
 	}
 	c.endIncoming(p)
 	t := c.next(p)
 	c.data.TakeOver(p, c.now.Instant)
 	restored := pt.restored
 	c.endRestored(p)
-	if !fresh || restored && len(c.absent) > 0 || pt.origin == (Term{}) {
+	if !current || restored && len(c.absent) > 0 || pt.origin == (Term{}) {
 		// The origin is the term that the history of a content began with. A copy from a disk that comes later is joined with this content if
 		// its origin is another one, and dropped as an older state of this content if it is the same (takeJoin).
 		pt.origin = t
 	}
-	// earlier is false for a fresh restored copy: if then no voter has a record of an earlier holder, the voters have been restarted as well,
-	// and resolve takes the copy for whole. If earlier were true, resolve would let all keys of strict rules start full.
-	*pt.strict = strictness{earlier: earlier && !(restored && fresh), copy: pt.copy, from: pt.copyFrom}
-	if earlier && !fresh {
+	// strictness.earlier is false for a current copy from the disk: if then no voter knows an earlier holder, the voters have been restarted as
+	// well, and resolve accepts the copy as complete. If it were true, resolve would leave no units to any key of strict rules.
+	*pt.strict = strictness{earlier: earlier && !(restored && current), copy: pt.copy, from: pt.copyFrom}
+	if earlier && !current {
 		c.data.Cold(p, c.now.Instant)
 	}
 	c.hold(p, t)
@@ -419,7 +426,7 @@ func (c *Core) claim(p int) {
 		c.note("claimed", p, Node{}, "new")
 	case restored:
 		c.noteBefore("claimed", p, was, Node{}, "from the disk")
-	case fresh:
+	case current:
 		c.noteBefore("claimed", p, was, Node{}, "from a copy")
 	default:
 		c.noteBefore("claimed", p, was, Node{}, "without a current copy")

@@ -548,7 +548,7 @@ func (c *Core) lookAtAll() {
 			continue
 		}
 		c.tendRestored(p)
-		if c.mayClaim(p) {
+		if c.mayAsk(p) {
 			ask = append(ask, p)
 		}
 	}

@@ -229,7 +229,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: nobody yields to a claimant of a lower name", claim,
-		[]edit{{"			yield = retryAfter\n", ""}, {"yield = max(yield, retryAfter/2)", "_ = yield"}},
+		[]edit{{"			wait = retryAfter\n", ""}, {"wait = max(wait, retryAfter/2)", "_ = wait"}},
 		ownership + "TestYield", "owned: true, want false",
 	},
 	{
@@ -569,12 +569,12 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: part of a copy is claimed", claim,
-		[]edit{{"\t\tc.data.Discard(p) // what is left of", "\t\t_ = c.data // what is left of"}},
+		[]edit{{"\t\tc.data.Discard(p) // a copy", "\t\t_ = c.data // a copy"}},
 		ownership + "TestClaimWithout$", "part of a copy: starts full: true, and has map",
 	},
 	{
 		"ownership: what a process holds that only members see is claimed", claim,
-		[]edit{{"	case undenied || c.strange(pt.holder):", "	case undenied:"}},
+		[]edit{{"	case mayHold || c.strange(pt.holder):", "	case mayHold:"}},
 		ownership + "TestUnseenHolder", "owned: true, want false",
 	},
 	{
