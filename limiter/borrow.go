@@ -14,23 +14,25 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file is the borrower's side of loans: this node admits checks of keys that other nodes decide for, from units that the holders have
-// lent it. loan.go is the lender's side. The path of a loan:
+// This file is the borrower's side of loans: this node admits checks of keys that other nodes hold, from units that the holders have lent it.
+// loan.go is the lender's side. The path of a loan:
 //
 //	missed        counts a check that another node has admitted; the book (internal/lend) finds the keys that are asked for often
-//	report        sends what the book wants said to the holders (OpBorrow), and answered gives the book their answers
-//	borrowed      admits a check from the book, as long as the borrower's term lasts
-//	answerRecall  gives up what is left of a loan when its holder asks for it (OpRecall)
+//	report        sends the book's reports to the holders (OpBorrow), and answered gives the book their answers
+//	borrowed      admits a check from the book, without a message, as long as the borrower's term lasts
+//	answerRecall  returns what is left of a loan when its holder asks for it (OpRecall)
 //
-// A report has totals since the loan began (granted, spent, returned), so a report that is lost or repeated changes nothing. The term that the
-// borrower counts ends before the holder's. If this node sends nothing more, the holder charges what is left when its own term is over.
+// A check that its loan does not cover goes to the holder, as if there were no loan.
 //
-// Other files must keep: before.go asks borrowed before anything that takes a message. Only its borrower sends a loan's reports: rpc/peer takes
-// the sender of a stream for the borrower.
+// A report has totals since the loan began (granted, spent, returned), so that losing or repeating a report does no harm. The borrower's term ends
+// before the holder's. If this node sends nothing more, the holder charges what is left when its own term ends.
+//
+// Other files must keep: before.go calls borrowed before it sends anything. Only the borrower of a loan reports on it: rpc/peer treats the
+// sender of a stream as the borrower.
 
 const (
-	// exchangeMost bounds how long report waits for a node's answer. It is above lendMost, because the node may wait for a copy first. The book
-	// repeats a report after 200 ms, so three reports of a loan at most are in flight.
+	// exchangeMost bounds how long report waits for a node's answer. It is above lendMost, because the node may wait for its backup first. The
+	// book repeats a report after 200 ms, so at most three reports of a loan are in flight.
 	exchangeMost = 500 * time.Millisecond
 	// returnMost is how long a node that stops waits for its loans to be returned.
 	returnMost = 200 * time.Millisecond
@@ -38,23 +40,23 @@ const (
 
 // LoanCall has the fields of OpBorrow and OpRecall that other operations do not have.
 type LoanCall struct {
-	// Report is the borrower's report: the request of OpBorrow, without the Target, which is the operation's; the answer to OpRecall. The node
-	// that receives it sets the borrower's id.
+	// Report is the request of OpBorrow, and the answer to OpRecall. Its Target is not used: the operation has one. The node that receives it sets
+	// the borrower's id.
 	Report limit.Borrow
-	// Forwarded marks an OpBorrow that a client has sent to a node that does not hold the key. The holder takes the report in and grants
+	// Forwarded marks an OpBorrow that a client has sent to a node that does not hold the key. The holder charges what the report says and grants
 	// nothing: it lends only to borrowers that it can ask to return the units.
 	Forwarded bool
 	Recall    limit.Recall // the request of OpRecall
 	Known     bool         // the answer to OpRecall: the borrower has such a loan
 	Lent      limit.Lent   // the answer to OpBorrow
 
-	without limit.Lent // the answer if the copy does not confirm the loan: nothing is granted
+	without limit.Lent // the answer if the backup does not confirm the loan: nothing is granted
 }
 
-// borrowing is this node as a borrower of units of keys that other nodes decide for. nil: it borrows nothing.
+// borrowing has what this node borrows. nil: it borrows nothing.
 //
-// Each report goes to the node that holds the partition when the report is sent, by the same way as a check (route.go). That node knows the loan
-// however often the partition has moved, because a key's loans move with its state.
+// Each report is routed as a check is (route.go), to the node that holds the partition then. That node knows the loan however often the
+// partition has moved, because a key's loans move with its state.
 type borrowing struct {
 	l     *Limiter
 	book  *lend.Book[loanKey, struct{}]
@@ -67,7 +69,7 @@ type borrowing struct {
 
 // loanKey identifies a key in the book, under the limits as this node knows them.
 type loanKey struct {
-	inline *rule // the rule of a limit sent along; nil: the scope is a policy
+	inline *rule // the rule of an inline limit; nil: the scope is a policy
 	state
 }
 
@@ -105,7 +107,7 @@ func startBorrowing(l *Limiter) *borrowing {
 	return b
 }
 
-// stop ends the reports, and waits for those in flight. Owners charge the loans that were not returned when their terms are over.
+// stop ends the reports, and waits for those in flight. The holder charges a loan that was not returned when the loan's term ends.
 func (b *borrowing) stop() {
 	if b == nil {
 		return
@@ -114,7 +116,7 @@ func (b *borrowing) stop() {
 	b.running.Wait()
 }
 
-// ReturnLoans returns what this node has on loan, as far as that takes no longer than returnMost and ctx allows, and borrows no more.
+// ReturnLoans returns all loans of this node, and has it borrow no more. It takes returnMost at most, and ends with ctx.
 func (l *Limiter) ReturnLoans(ctx context.Context) {
 	b := l.borrowing
 	if b == nil {
@@ -125,8 +127,8 @@ func (l *Limiter) ReturnLoans(ctx context.Context) {
 	b.book.Return(ctx)
 }
 
-// borrowed answers a check of a key that this node does not decide for from a loan, and reports whether it did. It looks at nothing but the
-// loan: the loan is valid until its term is over, even if the node that decides for the key is lost.
+// borrowed answers a check of a key that another node holds from a loan, and reports whether it did. It looks at nothing but the loan: the loan
+// is valid until its term ends, even if the holder is lost.
 func (l *Limiter) borrowed(op *Op) bool {
 	b := l.borrowing
 	if b == nil || b.book.Loans() == 0 || !op.fromLoans() {
@@ -169,18 +171,18 @@ func (l *Limiter) admitBorrowed(t *limit.Lent, left int64, op *Op) {
 	d := op.Decision
 	*d = limit.Decision{Policy: op.PolicyName()}
 	lend.Admit(d, t, op.Cost, left)
-	l.refusals.Admitted(op.hash) // forgets refusals of the key: their retry_after has become too short
+	l.refusals.Admitted(op.hash) // drops refusals of the key: their retry_after is too short now
 	op.rule.stats.borrowed.Add(1)
 	l.count(op, tightestOf(op.rule.Limits, d))
 }
 
-// fromLoans says whether a loan that covers a check may answer it. It may with Partial, because the loan grants the whole cost. It may not with
-// a request id, whose answer the owner keeps.
+// fromLoans reports whether a loan that covers a check may answer it. It may if the check has Partial, because the loan grants the whole cost. It
+// may not if the check has a request id, whose answer the holder keeps.
 func (op *Op) fromLoans() bool {
 	return op.Cost > 0 && !op.Always && op.RequestID == "" && op.rule.lendable && op.rule.Limits != nil
 }
 
-// tightestOf is the limit that a Decision speaks of.
+// tightestOf returns the limit whose numbers a Decision has, or the first one.
 func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
 	for i := range d.Limits {
 		if s := &d.Limits[i]; i < len(limits) && s.Limit == d.Limit && s.Window == d.Window && s.Remaining == d.Remaining {
@@ -197,8 +199,8 @@ func (b *borrowing) missed(op *Op, end *moment) {
 	}
 }
 
-// report sends the book's reports, made at the instant sent, to the nodes that decide for their keys, those for one node together. The book
-// repeats a report that cannot be sent.
+// report sends the book's reports, made at the instant sent, to the holders of their keys, and all for one node together. The book repeats a
+// report that cannot be sent.
 func (b *borrowing) report(ctx context.Context, sent int64, reports []lend.Report[loanKey, struct{}]) {
 	to := asks{most: len(reports)}
 	for i := range reports {
@@ -233,7 +235,7 @@ func (b *borrowing) answered(sent int64, ops []*Op) {
 		a := &answers[i]
 		a.Lent = op.Loan.Lent
 		if err := op.Outcome.Err; err != nil {
-			// Not Unavailable: the holder rejects the target, such as when limits sent along are turned off.
+			// An error other than Unavailable: the holder rejects the target, such as if inline limits are turned off.
 			a.Lent = limit.Lent{Unheard: err.Kind == limit.Unavailable, Ended: err.Kind != limit.Unavailable, Again: neverAgain}
 		}
 		a.Number = op.Loan.Report.ID.Number
@@ -241,7 +243,7 @@ func (b *borrowing) answered(sent int64, ops []*Op) {
 	b.book.Answered(sent, b.clock(), answers)
 }
 
-// answerRecall gives up what is left of a loan of this node, and answers with the loan's totals.
+// answerRecall returns what is left of a loan that this node has borrowed, by answering with the loan's totals.
 func (l *Limiter) answerRecall(op *Op) {
 	b := l.borrowing
 	if b == nil || op.Extra == nil || op.Loan == nil {

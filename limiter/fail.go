@@ -9,14 +9,18 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file answers by on_error: where the node that decides cannot be reached in time (unreachable in route.go), where the store has no
-// room for a new key (failed in decide.go), and where more operations wait than the node takes in (shed.go).
+// This file answers by a policy's on_error where the holder cannot be reached in time (unreachable in route.go), the store has no memory for
+// a new key (failed in decide.go), or this node's queue of waiting operations is full (shed.go):
+//
+//	open    allowed, with the whole cost; FailedOpen
+//	closed  refused; FailedClosed. Under shadow it is allowed, with Shadow and FailedOpen
+//	share   decided by this node's part of the limits; FailedOpen or FailedClosed
 
-// failedRetry is when a check may come back that was refused because the node that decides could not be asked.
+// failedRetry is the RetryAfter of an operation that on_error refuses.
 const failedRetry = time.Second
 
-// fail answers an operation that asks for units by on_error. A limit sent along fails open, and so does a policy that this node does not know,
-// unless unknown policies are denied. A blocked key stays blocked, and an unlimited one unlimited.
+// fail answers an operation by on_error. An inline limit fails open, and so does a policy that this node does not know, unless unknown policies
+// are denied. A blocked or unlimited key is answered as always: no holder is needed for that.
 func (l *Limiter) fail(op *Op) {
 	r, d := op.rule, op.Decision
 	if r.Limits == nil && !r.missing {
@@ -44,27 +48,27 @@ func (l *Limiter) fail(op *Op) {
 	}
 }
 
-// What on_error: share counts is kept in a small store of its own, of which no other node hears. These are its bounds: beyond them keys that
-// it does not know are refused.
+// The bounds of the store in which this node counts for on_error: share. No other node has a copy of it. When it is full, it refuses keys that it
+// does not know.
 const (
 	maxShares     = 16 << 10
 	maxShareBytes = 16 << 20
 )
 
-// newShares returns the store of what on_error: share counts.
+// newShares returns the store in which this node counts for on_error: share.
 func newShares() *store.Store {
 	return store.New(store.Config{Partitions: 1, MaxKeys: maxShares, MaxBytes: maxShareBytes})
 }
 
-// failByShare answers an operation by this node's share of its rule's limits, one of as many as the cluster has members. It refuses where there is no
-// memory, or a share would be nothing.
+// failByShare decides an operation by its rule's limits divided by the number of members. It refuses the operation if there is no memory, or a limit
+// divided is 0.
 func (l *Limiter) failByShare(op *Op) {
 	members := 1
 	if l.cfg.Members != nil {
 		members = max(l.cfg.Members(), 1)
 	}
 	r, d := op.rule, op.Decision
-	got := store.Answer{Decision: algo.Decision{RetryAfter: algo.Never}}
+	var got store.Answer
 	if limits := divided(r.Limits, members); limits != nil {
 		share := store.Rule{Scope: r.Scope, Limits: limits, Durability: store.None}
 		call := store.Call{Request: requestOf(op.Check)}
@@ -78,13 +82,13 @@ func (l *Limiter) failByShare(op *Op) {
 	case r.shadow:
 		shadow(d, op.Cost)
 	default:
-		// The node that decides may be back before a share has room again.
+		// The holder may be back before this node's part has units again.
 		d.FailedClosed, d.RetryAfter = true, failedRetry
 	}
 	d.FailedOpen = d.Allowed
 }
 
-// divided returns limits of which each is one of n equal shares, rounded down; nil when one of them would be nothing.
+// divided returns the limits divided by n, rounded down; nil if one of them would be 0.
 func divided(limits algo.Limits, n int) algo.Limits {
 	out := slices.Clone(limits)
 	for i := range out {
