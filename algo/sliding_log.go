@@ -6,17 +6,21 @@ import (
 	"time"
 )
 
-// slidingLog keeps the instant of every admission of the last l.Window, rounded up to a tick. So it counts the units of the last window: a unit
-// leaves up to one tick late, never early. (The "sliding window log" of the literature; Redis users know it as a sorted set.)
+// slidingLog keeps the instant of every admission of the last l.Window, rounded up to a tick, and so counts the units of the last window. (The
+// "sliding window log" of the literature; Redis users know it as a sorted set.)
+//
+// Costs: an admission takes constant time, now and then with a new segment; expiry takes a step for each entry, or for each segment of which
+// all entries have expired. A refusal passes the segments and the entries of one (unitAt): a log of n units has about sqrt(n) segments. takeAt
+// moves the entries of one segment, and passes the segments behind it (merge).
 //
 // The path of an admission:
 //
 //  1. advance removes the units that have expired, from the oldest segment on (expire).
 //  2. The request is refused if used is too high. wait then looks for the unit whose expiry makes room (unitAt).
 //  3. reserve, which has nothing to do with reservations, adds a segment if the newest has no room. charge writes the units there (add).
-//  4. snapshot and since write them into snapshots and copies (entries), and readEntries reads them there.
-//  5. They leave by expire, by refund with the oldest, or by takeAt from the place of a cancelled reservation. A log that no call touches keeps
-//     its segments until something asks whether it is idle, such as the store's sweep: advance then frees them.
+//  4. snapshot and since write entries for a copy (entries); restore and extend read them into it (readEntries).
+//  5. Units are removed by expire, by refund, which takes the oldest first, and by takeAt, which takes those of a cancelled reservation. A log
+//     that no call touches keeps its segments until the store's sweep calls advance.
 //
 // Words:
 //
@@ -30,9 +34,9 @@ import (
 //	         of the chain, which is the newest segment
 //	size     words: of a segment, those of its block; of a log, those of all its segments
 //
-// A tick is the shortest power of two of nanoseconds for which the window and one tick more are at most 1<<31 ticks. An
-// instant is rounded up to its tick, so that it expires late by less than a tick, and never early. Ticks of a fresh log
-// are multiples of their length. A log that another process takes over keeps the ages of its ticks until it is empty.
+// The length of a tick is the smallest 1<<k nanoseconds for which the window and one tick more are at most 1<<31 ticks. An
+// instant is rounded up to its tick, so that it expires late by less than a tick, and never early. In a fresh log instants
+// are multiples of a tick. In a log that was read from another process they have that process's offset until it is empty.
 //
 // The cells of an entry are
 //
@@ -54,7 +58,8 @@ import (
 //   - After takeAt no two neighbours fit into the first of them, the newest segment aside (merge). So cancelled
 //     reservations leave at most half of a log's cells without use.
 //   - Other files change a log by the methods of the interface counter (limits.go) and by takeAt only. With each change but the removal of the
-//     oldest units, they move the state's position, of which Mark returns a reading (extend.go).
+//     oldest units, they advance the state's position, which Mark reads (extend.go).
+//   - reserve gives an empty log an empty segment. In the same decision charge fills it, or Limits.trim frees it (Limits.reserve).
 type slidingLog struct{}
 
 const (
@@ -248,7 +253,7 @@ func (slidingLog) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return
 
 func (c slidingLog) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
 	over := int64(s[logUnits]) + n - l.Limit
-	// Room is made when the over-th oldest unit expires.
+	// n is at most l.Limit, so the log has at least as many units. There is room when the over-th oldest one expires.
 	return time.Duration(c.unitAt(a, s, l.tickShift(), over)-now.Mono) + l.Window
 }
 
@@ -261,10 +266,10 @@ func (slidingLog) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.D
 
 // reserve makes sure that the newest segment has room for what charge may write. There are three sizes of segments:
 //
-//   - The first segment has 4 words, because most logs are small. For limits 3 and 4 it holds the whole log of single units.
-//   - The first segment for limits 1, 2, 5 and 6 has just the words that the whole log of single units takes.
+//   - The first segment has 4 words, because most logs are small; 3 words for limits 1 and 2, and 5 for limits 5 and 6. So a full log of up to
+//     6 single units is one segment.
 //   - A later segment has about sqrt(2 × words of the log), as a power of two, 4 to MaxBlock. Then the unused cells of the oldest and the newest
-//     segment take about as much as all headers. Blocks of a power of two use up a page without a rest.
+//     segment take about as much as all headers. Blocks of a power of two fill a page exactly.
 func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 	last := c.newest(s)
 	if last != 0 {
@@ -440,12 +445,12 @@ func (c slidingLog) restore(l *Limit, a *Arena, s []uint64, now Instant, r *read
 	return c.readEntries(l, a, s, now, r, units)
 }
 
-// extend reads what since wrote, into a copy of that log. The copy keeps its newest units, as many as the log has besides the n units that
-// follow. That is right only if the log has lost no other units since the copy's mark than its oldest ones, and units that it was charged after
-// the mark.
+// extend reads what since wrote, into a copy of that log. It drops the copy's oldest units until the copy has only those that the log has besides
+// the n newest, and then adds these n. That is right if, since the copy's mark, the log has lost only its oldest units, and units that it was
+// charged after the mark.
 //
 // AppendSince sends a snapshot in place of this if the mark is of an earlier generation of positions. GiveBack, which calls takeAt, begins a new
-// generation if a copy may have been told of the units that it takes, since these may be others.
+// generation if a copy may have the units that takeAt has taken.
 func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error {
 	units := r.uint(MaxLimit)
 	n := r.uint(units)
@@ -504,7 +509,7 @@ func (slidingLog) onTick(s []uint64, k int, instant int64) int64 {
 	return newest + roundUp(max(instant-newest, 0), k)
 }
 
-// join makes u the log that has, from each instant to now, as many units as the one of s and t with more of them. It passes the instants of both
+// join makes u the log that has, from each instant to now, the larger of the numbers of units that s and t have. It passes the instants of both
 // from the oldest on. At each, u gets n units: those by which the larger of the two counts, from the instant to now, falls when the instant is
 // passed. u has the ticks of the side with the newest entry. If the other side has other ticks, its entries expire late, by less than a tick.
 func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
