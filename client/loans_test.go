@@ -419,7 +419,7 @@ func TestReconnectStorm(t *testing.T) {
 		}
 		serve(time.Minute)
 		expect.True(t, n >= 3 && n <= 20, "%d connections in a minute", n)
-		lasts, n = 2*soon, 0
+		lasts, n = 2*minLife, 0
 		serve(time.Minute)
 		expect.True(t, n >= 3, "%d connections in a minute of connections that last", n)
 		must.NoError(t, c.Close())

@@ -22,48 +22,53 @@ import (
 )
 
 const (
-	// maxReports bounds the reports of loans that wait for one node. The book repeats what further ones would say.
+	// maxReports bounds the reports of loans that wait for one node. The borrower's book (internal/lend) repeats a dropped one.
 	maxReports = 4
-	// maxWaiting bounds the checks that wait for one node. Further checks go unanswered at once, which bounds the memory of a program while a
-	// node hangs.
+	// maxWaiting bounds the checks that wait for one node, and so the memory of a program while a node hangs. Further checks fail at once
+	// (errFull).
 	maxWaiting = 20_000
-	// maxUnanswered bounds the messages of checks without their last answer. A node stops reading a stream while 64 of its messages wait for
-	// other nodes. The client stops at 48, so that the node still reads reports of loans: those checks may wait for the units that a report
-	// returns.
+	// maxUnanswered bounds the messages of checks without their last answer. A node stops reading a stream while 64 messages of the stream wait
+	// for other nodes. The client stops at 48, so that the node still reads reports of loans, whose units those messages may wait for.
 	maxUnanswered = 48
-	// soon is how long a stream must last. After one that ended sooner, the next one waits, unless a check hurries it. gRPC connects again at
-	// once when an established connection ends, so without the pause a client that a node rejects would connect a thousand times a second.
-	soon = 5 * time.Second
-	// The first pause is minPace; each further one is twice as long, up to maxPace. Each wait is random, from half of the pause to the whole.
-	minPace, maxPace = 200 * time.Millisecond, 15 * time.Second
+	// minLife is how long a stream must last. If it ended sooner, run pauses before it opens the next one, unless a check waits. gRPC connects
+	// again at once when an established connection ends. So without the pause, a client whose connections a node accepts and then closes would
+	// connect a thousand times a second.
+	minLife = 5 * time.Second
+	// The first pause is minPause; each further one is twice as long, up to maxPause. run waits for a random time from half of the pause to all.
+	minPause, maxPause = 200 * time.Millisecond, 15 * time.Second
 )
 
-// member is one node, and a connection to it with a single stream for everything but unary calls. The stream is opened when the node is
-// wanted, and again whenever it has ended. One goroutine opens streams and writes; another one reads each stream:
+// member is one node. A client has one connection to it, which unary calls (message.go, calls.go) and one stream share: the stream has checks,
+// loans, readiness and the topology. The stream is opened when the node is first wanted, and again whenever it has ended. The connection is
+// closed when the member is given up, because its address is gone (renewLocked) or the client is closed. One goroutine opens streams and
+// writes; another one reads each stream:
 //
 //	run, talk  open streams, with a pause after one that did not last
 //	send       queues a request
-//	next       makes a message of the checks that have gathered
-//	received   takes in what the node sends; onAnswer takes in answers to checks
-//	ended      ends the requests that wait for a stream that has ended
+//	next       makes a message of the checks in the queue
+//	received   handles what the node sends; onAnswer handles answers to checks
+//	ended      fails the requests that wait for a stream that has ended
 //
-// Checks gather in a queue. The queue is sent when it has as many checks as are in flight, or MaxBatch, and fewer than maxUnanswered messages
-// lack their last answer. So a lone caller does not wait for others, nor does a second one; many callers have a few large messages in flight,
-// which saves CPU, because a message costs as much as some tens of checks; and a check waits for one round trip at most, below maxUnanswered.
+// A node can reject a client in three ways. If no connection can be made, requests fail as untried, the state becomes failed, and run tries
+// again as soon as gRPC does. If the connection is closed before minLife, the same happens, and run pauses. If the node ends the stream as
+// overloaded, messages that were sent fail as untried as well, because the node carried out nothing, and run pauses.
+//
+// Checks gather in a queue. It is sent when fewer than maxUnanswered messages lack their last answer, and the queue has as many checks as are in
+// flight, or MaxBatch. So a lone caller does not wait for others, nor does a second one; many callers have a few large messages in flight, which
+// saves CPU, because a message costs as much as some tens of checks; and a check waits for at most one round trip, below maxUnanswered.
 //
 // Words:
 //
 //	request    the checks of one call that go to this node
 //	message    what is sent at once: checks of several requests (message.go); a probe is a message without checks
 //	sent       messages on the open stream without the last of their answers
-//	in flight  of a check in inFlight: its message is sent, and has no answer yet, not even its first; out and pick count more, see out
+//	in flight  of a check: its message is sent and has no answer yet, not even its first (inFlight). out counts more: also what is queued
 //	hung       the node was ready, and left a call unanswered; it gets checks only if pick finds none ready or connecting
-//	untried    of an error: the node carried out nothing, so that another may be asked. send fails errFull as not untried, although the node got
-//	           nothing, so that no other node is asked: beyond maxWaiting, checks go unanswered at once
+//	untried    of an error: the node carried out nothing, so another may be asked. errFull is not untried, so that the check fails at once
 //	answered, unanswered, unknown  the outcome of a call, for the breaker and for heard (breaker.go)
 //
-// Other files must keep: every request given to send ends exactly once (message.go), except that gatherLocked drops it if its caller has gone. A
-// caller uses a request again only if it has ended without an error.
+// Other files must keep: every request given to send ends exactly once (message.go), or is dropped by gatherLocked if its caller has gone. A
+// caller uses a request again only if it has ended without an error. A request has at most MaxBatch checks.
 //
 // Its methods are safe for concurrent use.
 type member struct {
@@ -75,7 +80,7 @@ type member struct {
 	wanted atomic.Bool
 	start  chan struct{} // closed when the node is wanted
 	wake   fifo.Signal   // wakes the writer
-	hurry  fifo.Signal   // set when a check waits for a stream to be opened; it ends the pause
+	hurry  fifo.Signal   // ends run's pause, because a check waits for a stream
 	state  atomic.Int32  // what is known of the node: one of the constants below
 	out    atomic.Int64  // calls and checks whose callers wait for this node, also those in the queue
 	barred atomic.Int64  // until when the node gets no reports of loans, by the clock of loans
@@ -90,20 +95,20 @@ type member struct {
 	probing  bool                // a probe is to be sent
 	sent     map[uint64]*message // on the open stream, by sequence, without the last answer; nil: no stream is open
 	sequence uint64              // of the last message
-	renumber bool                // the node may not know the numbers that messages have defined
+	renumber bool                // the node may not know the numbers that packer has defined: the next message begins anew
 
-	// Only for the writer: which requests besides checks the node has got on this stream, and what packs messages.
+	// Only for the writer: whether it has asked for readiness and for the topology on this stream, and what packs messages.
 	greeted, follows bool
 	packer           packer
 }
 
-// What is known of a node.
+// The states of a node, and what sets them. failed is the last one (best).
 const (
-	connecting int32 = iota // nothing yet: the node is not wanted, or a stream is being opened
-	ready                   // the node says that it is ready
-	hung                    // it was ready, and has left a call unanswered since
-	unready                 // it says that it is not ready, but answers as well as it can
-	failed                  // its last stream could not be opened, or broke before soon; the next is not begun
+	connecting int32 = iota // it is not wanted, or its stream is being opened (run, ended)
+	ready                   // it says that it is ready (received), or has answered while it was hung (onAnswer, heard)
+	hung                    // it was ready, and has left a call unanswered since (heard)
+	unready                 // it says that it is not ready, but answers as well as it can (received)
+	failed                  // its last stream could not be opened, or ended before minLife, and run pauses (ended)
 )
 
 func newMember(ns *nodes, addr string, conn *grpc.ClientConn) *member {
@@ -112,7 +117,7 @@ func newMember(ns *nodes, addr string, conn *grpc.ClientConn) *member {
 	return m
 }
 
-// want has the node connected, now and from now on.
+// want has run open streams, from now on.
 func (m *member) want() {
 	if !m.wanted.Load() && m.wanted.CompareAndSwap(false, true) {
 		close(m.start)
@@ -128,8 +133,8 @@ func (m *member) ifReady() *member {
 	return nil
 }
 
-// run opens streams until the member is given up. Without a connection it waits for gRPC's back-off. Otherwise it pauses after a stream that
-// did not last, but not while a check waits for a stream (hurry).
+// run opens streams until the member is given up. While gRPC cannot connect, run tries again when gRPC does, and after lookUpPause. Otherwise it
+// pauses after a stream that did not last, but not while a check waits for a stream (hurry).
 func (m *member) run() {
 	defer m.conn.Close()
 	select {
@@ -141,7 +146,7 @@ func (m *member) run() {
 		m.become(connecting)
 		began := m.nodes.now()
 		err := m.talk()
-		lasted := m.nodes.now()-began >= soon
+		lasted := m.nodes.now()-began >= minLife
 		m.ended(err, lasted)
 		if m.conn.GetState() == connectivity.TransientFailure {
 			m.nodes.unreached.Set()
@@ -150,7 +155,7 @@ func (m *member) run() {
 			cancel()
 			continue
 		}
-		if pause = min(max(2*pause, minPace), maxPace); lasted {
+		if pause = min(max(2*pause, minPause), maxPause); lasted {
 			pause = 0
 		}
 		select {
@@ -182,12 +187,14 @@ func (m *member) talk() error {
 	return stream.Run(s, cancel, m.wake, m.next, m.received)
 }
 
-// ended ends the requests that wait for a stream that has ended or could not be opened.
+// ended fails the requests that wait for a stream that has ended or could not be opened. It sets the state first: another attempt of such a
+// request must not pick this member as a ready one.
 func (m *member) ended(err error, lasted bool) {
-	// If the node closed the stream (EOF), it carried out only what it answered. If it rejected the stream (overloaded), it carried out nothing.
+	// If the node closed the stream (EOF), such as at its max-connection-age, it carried out only what it answered. If it rejected the stream
+	// (overloaded), it carried out nothing.
 	untried := overloaded(err)
-	if errors.Is(err, io.EOF) { // the stream has not failed: so a node ends it at its max-connection-age
-		untried, lasted, err = true, true, status.Error(codes.Unavailable, "the node takes no more checks")
+	if errors.Is(err, io.EOF) {
+		untried, err = true, status.Error(codes.Unavailable, "the node takes no more checks")
 	}
 	m.mu.Lock()
 	sent, queue := m.sent, m.queue
@@ -195,7 +202,7 @@ func (m *member) ended(err error, lasted bool) {
 	m.queued, m.waiting, m.inFlight, m.probing = 0, 0, 0, false
 	m.mu.Unlock()
 	if lasted {
-		m.become(connecting) // the next stream is opened at once
+		m.become(connecting) // run opens the next stream at once
 	} else {
 		m.become(failed)
 	}
@@ -210,7 +217,7 @@ func (m *member) ended(err error, lasted bool) {
 	m.nodes.unfollow(m, others)
 }
 
-// report has a report of loans sent, unless maxReports wait already, and the book will repeat it. It returns false if no stream is open.
+// report queues a report of loans, or drops it if maxReports wait already: the book repeats it. It returns false if no stream is open.
 func (m *member) report(in *weirv1.BorrowRequest) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -224,8 +231,8 @@ func (m *member) report(in *weirv1.BorrowRequest) bool {
 	return true
 }
 
-// send queues a request. It fails the request if there is no connection or too many checks wait. If only the stream has ended, it is opened
-// again at once.
+// send queues a request. It fails the request if there is no connection or too many checks wait. If the connection stands without a stream, it
+// has run open one at once.
 func (m *member) send(f *request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -239,7 +246,7 @@ func (m *member) send(f *request) {
 		m.queued += len(f.checks)
 		f.open = len(f.checks)
 		m.queue.Push(f)
-		if m.stirLocked(); m.sent == nil {
+		if m.wakeIfDueLocked(); m.sent == nil {
 			m.hurry.Set()
 		}
 	}
@@ -250,19 +257,18 @@ var (
 	errNoStream = status.Error(codes.Unavailable, "the node is not connected")
 )
 
-// dueLocked reports whether the checks that have gathered are to be sent.
+// dueLocked reports whether the checks in the queue are to be sent.
 func (m *member) dueLocked() bool {
 	return m.queued > 0 && m.queued >= min(m.inFlight, limit.MaxBatch) && len(m.sent) < maxUnanswered
 }
 
-// stirLocked wakes the writer if checks are to be sent.
-func (m *member) stirLocked() {
+func (m *member) wakeIfDueLocked() {
 	if m.dueLocked() {
 		m.wake.Set()
 	}
 }
 
-// next returns the next message to send, or nil: the request for readiness and topology, a report of loans, a probe, or checks.
+// next returns what to write next: the request for readiness and topology, a report of loans, a probe, or checks; nil if there is nothing.
 func (m *member) next() *weirv1.CheckStreamRequest {
 	if follow := !m.follows && m.nodes.follow(m); follow || !m.greeted {
 		m.greeted, m.follows = true, follow
@@ -278,8 +284,8 @@ func (m *member) next() *weirv1.CheckStreamRequest {
 	return nil
 }
 
-// take returns the next report of loans, or else the next message: a probe, which has no checks, or the checks that have gathered. Both are
-// nil if there is neither.
+// take returns the next report of loans, or else the next message: a probe, which has no checks, or the checks in the queue. Both are nil if
+// there is neither.
 func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -298,14 +304,14 @@ func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 		m.renumber = false
 		m.packer.numbers.Reset()
 	}
-	m.inFlight += x.open // all of x.checks: none has an answer yet; onAnswer subtracts them at the first one
+	m.inFlight += len(x.checks)
 	m.sequence++
 	x.sequence = m.sequence
 	m.sent[x.sequence] = x
 	return nil, x
 }
 
-// gatherLocked adds to a message the checks that have gathered, if they are to be sent. It drops those whose callers have gone.
+// gatherLocked adds to a message the checks in the queue, if they are to be sent. It drops those whose callers have gone.
 func (m *member) gatherLocked(x *message) {
 	if !m.dueLocked() {
 		return
@@ -321,7 +327,7 @@ func (m *member) gatherLocked(x *message) {
 	}
 }
 
-// received takes in a response, and returns an error if the response is invalid.
+// received handles a response. It returns an error if the response is invalid.
 func (m *member) received(out *weirv1.CheckStreamResponse) error {
 	field := out.Error.GetField()
 	switch {
@@ -343,7 +349,7 @@ func (m *member) received(out *weirv1.CheckStreamResponse) error {
 	return nil
 }
 
-// onAnswer takes in a response to checks.
+// onAnswer handles a response to checks or to a probe.
 func (m *member) onAnswer(out *weirv1.CheckStreamResponse) error {
 	m.mu.Lock()
 	x := m.sent[out.Sequence]
@@ -359,9 +365,9 @@ func (m *member) onAnswer(out *weirv1.CheckStreamResponse) error {
 		delete(m.sent, out.Sequence)
 		m.waiting -= len(x.checks)
 	}
-	m.stirLocked()
+	m.wakeIfDueLocked()
 	if out.Error != nil {
-		m.renumber = true // the node may not have taken in the numbers of the message
+		m.renumber = true // the node may not have read the numbers of the message
 	}
 	m.mu.Unlock()
 	if len(x.checks) == 0 { // a probe
@@ -375,17 +381,17 @@ func (m *member) onAnswer(out *weirv1.CheckStreamResponse) error {
 	}
 	err := x.answer(out)
 	if err != nil && !out.More {
-		x.fail(err, false) // ended does not find the message any more
+		x.fail(err, false) // x has left m.sent, so ended cannot fail it
 	}
 	return err
 }
 
-// heard takes in the outcome of a call to the node, and how long it took. A node that has left a call unanswered counts as hung until it
+// heard notes the outcome of a call to the node, and how long it took. A node that has left a call unanswered counts as hung until it
 // answers a call or the probe, says whether it is ready, or its stream ends. The probe is sent once, after the cooldown.
 func (m *member) heard(ctx context.Context, err error, o outcome, took time.Duration) {
 	if err != nil && (status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil) {
 		// The caller's own deadline may have been short, so the call counts as unanswered only if it took a tenth of the client's timeout. A
-		// healthy node takes less: it answers before the deadline that it was sent, even if the owner that it asks does not.
+		// healthy node answers before any deadline that it is sent, even if the owner that it asks does not.
 		o = unknown
 		if took >= m.nodes.timeout/10 {
 			o = unanswered

@@ -17,14 +17,17 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// This file knows which nodes there are, and picks the one that is asked.
+// This file lists the cluster's nodes and picks one for each check. A client has one connection and one stream to each node that is wanted: to
+// one node at first (renewLocked), to the owners of keys as these are asked for (ifReady), to one more while none is ready (widen), and to all
+// if the nodes do not send the ring (connectAll). A host name is looked up again only while a node cannot be reached; otherwise the ring tells
+// of new nodes.
 //
 // The path of a check to its node:
 //
-//	lookUp, find  find the nodes behind the address; learned (topology.go) finds those of the ring
+//	lookUp        finds the nodes behind the address; learned (topology.go) gets those of the ring
 //	renewLocked   makes a member of each (member.go), which connects when it is first wanted
 //	owners        has the owner of a key, if it is ready (topology.go)
-//	pick          returns another node where the owner is not known or not ready, and connects nodes while none is ready
+//	pick          returns the least busy ready node if the owner is not known or not ready, and connects nodes while none is ready
 //	send          queues the check for that node (member.go); remote.go waits for the answer, or asks another node
 //
 // Words:
@@ -32,12 +35,11 @@ import (
 //	given    the addresses of the nodes behind the address that the program gave
 //	ring     the cluster's own list of nodes, with the owner of each key
 //	member   one node of either; its state is one of the constants in member.go
-//	wanted   of a member: it is to be connected
+//	wanted   of a member: it is to be connected; set once, for good
 //	changed  is closed when the list, err or a member's state has changed, but not when a ready node becomes hung or a hung one ready
 //
 // Other files must keep: list is replaced under mu and never modified; a member's state is set by become, so that pick wakes, except between
-// ready and hung (heard, onAnswer). pick waits for a node only while none is ready and some are connecting, or while the list is empty without an
-// error, and it looks again after widenAfter.
+// ready and hung (heard, onAnswer).
 
 const (
 	// maxTries is how many nodes are asked when the first could not carry out a check.
@@ -48,9 +50,9 @@ const (
 	lookUpPause = 2 * time.Second
 )
 
-// nodes is the limit.Service of a cluster: the nodes behind an address, and those of the ring that they send. It asks them over gRPC, the
-// owner of a key first (remote.go). Its errors are *Error, or wrap a gRPC status that no node should answer with (AlreadyExists,
-// FailedPrecondition, OutOfRange, Unimplemented or DataLoss, see codeError). Limits sent along must not change while a call uses them.
+// nodes is the limit.Service of a cluster. It sends each check over gRPC, to the owner of the check's key first (remote.go). Its errors are
+// *Error, or wrap a gRPC status that no node should answer with (AlreadyExists, FailedPrecondition, OutOfRange, Unimplemented or DataLoss, see
+// codeError). Inline limits must not change while a call uses them.
 type nodes struct {
 	address  address
 	dial     []grpc.DialOption // for each connection
@@ -61,10 +63,10 @@ type nodes struct {
 	ctx       context.Context // ends with close
 	cancel    context.CancelFunc
 	now       func() time.Duration
-	next      atomic.Uint64 // the turn: pick starts at list[next], modulo the list's length, and raises next each time
+	turn      atomic.Uint64 // pick adds 1, and then starts at list[turn], modulo the list's length
 	running   sync.WaitGroup
 	loans     *loans      // nil: none
-	unreached fifo.Signal // set when a node cannot be reached, because the host name may stand for other nodes now
+	unreached fifo.Signal // set when a node or the resolver cannot be reached; lookUp then looks up the host name again
 
 	mu      sync.Mutex
 	wide    bool          // set by connectAll: all nodes are to be connected, not only those that are asked
@@ -88,12 +90,12 @@ func newNodes(a address, o options) (*nodes, error) {
 	if o.loans {
 		ns.loans = newLoans(ns, systemClocks())
 	}
-	ns.next.Store(rand.Uint64()) // so that not all clients begin with the same node
+	ns.turn.Store(rand.Uint64()) // so that not all clients begin with the same node
 	if ns.cooldown <= 0 {
 		ns.cooldown = DefaultBreakerCooldown
 	}
 	ns.ctx, ns.cancel = context.WithCancel(context.Background())
-	// Without this connection, an invalid option would be an error only after a name is resolved.
+	// This tries the options, because a look-up would report an invalid one too late.
 	conn, err := ns.connect("localhost:1")
 	if err != nil {
 		return nil, err
@@ -102,7 +104,7 @@ func newNodes(a address, o options) (*nodes, error) {
 		ns.running.Go(func() { ns.loans.run(ns.ctx) })
 	}
 	if a.host == "" {
-		ns.find(a.nodes, nil)
+		ns.setGiven(a.nodes, nil)
 	} else {
 		ns.running.Go(ns.lookUp)
 	}
@@ -128,7 +130,7 @@ func (ns *nodes) close() {
 	ns.running.Wait()
 }
 
-// lookUp looks up the nodes that a host name stands for, and again, after lookUpPause, while a node cannot be reached.
+// lookUp looks up the nodes of a host name, and again, after lookUpPause, whenever a node or the resolver cannot be reached.
 func (ns *nodes) lookUp() {
 	for ns.ctx.Err() == nil {
 		hosts, err := net.DefaultResolver.LookupHost(ns.ctx, ns.address.host)
@@ -136,7 +138,7 @@ func (ns *nodes) lookUp() {
 		for i, h := range hosts {
 			addrs[i] = net.JoinHostPort(h, ns.address.port)
 		}
-		ns.find(addrs, err)
+		ns.setGiven(addrs, err)
 		if err != nil {
 			ns.unreached.Set()
 		}
@@ -151,8 +153,8 @@ func (ns *nodes) lookUp() {
 	}
 }
 
-// find takes in the nodes behind the address. If err is not nil, the nodes that were found before stay.
-func (ns *nodes) find(addrs []string, err error) {
+// setGiven sets the nodes behind the address. If err is not nil, the former ones stay.
+func (ns *nodes) setGiven(addrs []string, err error) {
 	ns.change(func() {
 		if ns.err = err; err == nil {
 			ns.given = addrs
@@ -175,12 +177,12 @@ func (ns *nodes) renewLocked() {
 	if ns.ctx.Err() != nil {
 		return
 	}
-	wanted := ns.given
+	addrs := ns.given
 	if ns.ring != nil {
-		wanted = slices.Concat(wanted, ns.ring.addresses)
+		addrs = slices.Concat(addrs, ns.ring.addresses)
 	}
 	var list []*member
-	for _, addr := range wanted {
+	for _, addr := range addrs {
 		if addr == "" || memberAt(list, addr) != nil {
 			continue
 		}
@@ -200,14 +202,14 @@ func (ns *nodes) renewLocked() {
 	}
 	for _, m := range ns.list {
 		if !slices.Contains(list, m) {
-			// The node may be alive, and only its address may have left the name. So calls in flight keep their time. Then cancel ends m.run,
-			// which closes the connection.
+			// The node may still answer: perhaps the host name only lost its address. So cancel, which ends m.run and closes the connection, waits
+			// until calls in flight have ended.
 			time.AfterFunc(ns.timeout, m.cancel)
 			ns.unfollow(m, list)
 		}
 	}
 	if len(list) > 0 && ns.source.Load() == nil {
-		list[ns.next.Load()%uint64(len(list))].want() // so that the ring is known, and a node is ready, before the first check
+		list[ns.turn.Load()%uint64(len(list))].want() // so that often the ring is known before the first check
 	}
 	ns.list = list
 	ns.owners.Store(ns.ring.owners(list))
@@ -215,7 +217,7 @@ func (ns *nodes) renewLocked() {
 
 // memberAt returns the member at an address, or nil.
 func memberAt(list []*member, addr string) *member {
-	if i := slices.IndexFunc(list, func(m *member) bool { return m.addr == addr }); i >= 0 && addr != "" {
+	if i := slices.IndexFunc(list, func(m *member) bool { return m.addr == addr }); i >= 0 {
 		return list[i]
 	}
 	return nil
@@ -228,20 +230,19 @@ func (ns *nodes) members() ([]*member, <-chan struct{}, error) {
 	return ns.list, ns.changed, ns.err
 }
 
-// pick returns the node to ask: the ready one with the fewest calls in flight, and in turn among equals. So until its first call times out,
-// pick gives a node that hangs a call only while it has at most as many in flight as each other ready node, and it then has at most one call
-// more in flight. That does not hold for checks that owners gives to the owner of their keys.
+// pick returns the node to ask: the ready one with the fewest waiting calls (out), and in turn among equals. So before its first time-out, a node that
+// hangs gets from pick at most one waiting call more than each other ready node. Checks that go to the owner of their keys are not bounded so.
 //
-// If no node is ready and some are not wanted yet, or are being connected (again), pick connects one more, and another one whenever that
-// fails or takes long, and waits for them until ctx's Deadline. If all are hung, unready or failed, pick returns a hung one, else an unready
-// one, else a failed one: send then fails with that member's err, unless its connection still stands.
+// If no node is ready and some are not wanted yet, or are being connected, pick connects one more (widen), and another one whenever that fails or
+// takes longer than widenAfter, and waits for them until ctx ends. If all are hung, unready or failed, pick returns a hung one, which
+// may answer again, else an unready one, which answers as well as it can, else a failed one: send then fails, unless its connection stands.
 func (ns *nodes) pick(ctx context.Context) (*member, error) {
 	for {
 		list, changed, err := ns.members()
 		if len(list) == 0 && err != nil {
 			return nil, status.Error(codes.Unavailable, "cannot resolve the address: "+err.Error())
 		}
-		turn := ns.next.Add(1)
+		turn := ns.turn.Add(1)
 		best := ns.best(list, turn)
 		if best[ready] != nil {
 			return best[ready], nil
@@ -270,7 +271,7 @@ func (ns *nodes) pick(ctx context.Context) (*member, error) {
 	}
 }
 
-// best returns, for each state, the member with the fewest calls in flight, the first in turn among equals; nil if there is none.
+// best returns, for each state, the member with the fewest waiting calls, the first in turn among equals; nil if there is none.
 func (ns *nodes) best(list []*member, turn uint64) (best [failed + 1]*member) {
 	for i := range list {
 		m := list[(turn+uint64(i))%uint64(len(list))]
@@ -282,8 +283,7 @@ func (ns *nodes) best(list []*member, turn uint64) (best [failed + 1]*member) {
 	return best
 }
 
-// widen connects one more node, if one is not wanted yet: at once where no other one is being tried, otherwise widenAfter after the last time
-// (widened). It does not set wide, with which all nodes are connected.
+// widen connects one more node, if one is not wanted yet: at once if none is being connected, otherwise widenAfter after the last time (widened).
 func (ns *nodes) widen(list []*member, turn uint64) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
@@ -302,7 +302,7 @@ func (ns *nodes) widen(list []*member, turn uint64) {
 	}
 }
 
-// connectAll connects all nodes, now and in the future: without the ring, all nodes share the load.
+// connectAll connects all nodes, later ones too: without the ring, any node gets checks.
 func (ns *nodes) connectAll() {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()

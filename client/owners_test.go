@@ -383,9 +383,9 @@ func TestNamesChange(t *testing.T) {
 	<-arrived
 
 	ns := c.nodes
-	ns.find(nil, errors.New("no such host"))
+	ns.setGiven(nil, errors.New("no such host"))
 	expect.Equal(t, len(members(c)), 1, "nodes after a name was lost, want the one before")
-	ns.find([]string{addrB, addrB}, nil)
+	ns.setGiven([]string{addrB, addrB}, nil)
 	for range 10 {
 		expect.True(t, !failedOpen(t, c), "a question went unanswered")
 	}
