@@ -50,7 +50,7 @@ const (
 //	ended      fails the requests that wait for a stream that has ended
 //
 // A node can reject a client in three ways. If no connection can be made, requests fail as untried, the state becomes failed, and run tries
-// again as soon as gRPC does. If the connection is closed before minLife, the same happens, and run pauses. If the node ends the stream as
+// again as soon as gRPC does. If the connection is closed before minLife, the same happens, and run pauses. If the node rejects the stream as
 // overloaded, messages that were sent fail as untried as well, because the node carried out nothing, and run pauses.
 //
 // Checks gather in a queue. It is sent when fewer than maxUnanswered messages lack their last answer, and the queue has as many checks as are in
@@ -104,11 +104,11 @@ type member struct {
 
 // The states of a node, and what sets them. failed is the last one (best).
 const (
-	connecting int32 = iota // it is not wanted, or its stream is being opened (run, ended)
+	connecting int32 = iota // it is not wanted, or its stream is being opened (run), or has ended in good order (ended)
 	ready                   // it says that it is ready (received), or has answered while it was hung (onAnswer, heard)
 	hung                    // it was ready, and has left a call unanswered since (heard)
 	unready                 // it says that it is not ready, but answers as well as it can (received)
-	failed                  // its last stream could not be opened, or ended before minLife, and run pauses (ended)
+	failed                  // its last stream could not be opened, or failed before minLife, and run pauses (ended)
 )
 
 func newMember(ns *nodes, addr string, conn *grpc.ClientConn) *member {
@@ -155,15 +155,25 @@ func (m *member) run() {
 			cancel()
 			continue
 		}
-		if pause = min(max(2*pause, minPause), maxPause); lasted {
-			pause = 0
-		}
+		pause = pauseAfter(err, lasted, pause)
 		select {
 		case <-time.After(pause/2 + rand.N(pause/2+1)):
 		case <-m.hurry:
 		case <-m.ctx.Done():
 		}
 	}
+}
+
+// pauseAfter returns the pause after a stream that has ended with err, and after the pause last. A node that ends streams in good order (EOF) is
+// about to accept the next one, and callers wait for it: that pause does not grow.
+func pauseAfter(err error, lasted bool, last time.Duration) time.Duration {
+	switch {
+	case lasted:
+		return 0
+	case errors.Is(err, io.EOF):
+		return minPause
+	}
+	return min(max(2*last, minPause), maxPause)
 }
 
 // become notes the state of the node, and wakes the callers that wait for a node.
@@ -190,11 +200,11 @@ func (m *member) talk() error {
 // ended fails the requests that wait for a stream that has ended or could not be opened. It sets the state first: another attempt of such a
 // request must not pick this member as a ready one.
 func (m *member) ended(err error, lasted bool) {
-	// If the node closed the stream (EOF), such as at its max-connection-age, it carried out only what it answered. If it rejected the stream
-	// (overloaded), it carried out nothing.
+	// If the node ended the stream in good order (EOF), such as at its max-connection-age, it carried out only what it answered. If it rejected
+	// the stream (overloaded), it carried out nothing.
 	untried := overloaded(err)
 	if errors.Is(err, io.EOF) {
-		untried, err = true, status.Error(codes.Unavailable, "the node takes no more checks")
+		untried, lasted, err = true, true, status.Error(codes.Unavailable, "the node takes no more checks")
 	}
 	m.mu.Lock()
 	sent, queue := m.sent, m.queue
@@ -202,7 +212,7 @@ func (m *member) ended(err error, lasted bool) {
 	m.queued, m.waiting, m.inFlight, m.probing = 0, 0, 0, false
 	m.mu.Unlock()
 	if lasted {
-		m.become(connecting) // run opens the next stream at once
+		m.become(connecting) // run opens the next stream at once, or after minPause
 	} else {
 		m.become(failed)
 	}

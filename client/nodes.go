@@ -87,9 +87,6 @@ func newNodes(a address, o options) (*nodes, error) {
 		address: a, dial: dialSettings(&o), timeout: o.timeout, cooldown: o.cooldown, now: stopwatch(),
 		requests: sync.Pool{New: func() any { return newRequest() }}, changed: make(chan struct{}), unreached: fifo.NewSignal(),
 	}
-	if o.loans {
-		ns.loans = newLoans(ns, systemClocks())
-	}
 	ns.turn.Store(rand.Uint64()) // so that not all clients begin with the same node
 	if ns.cooldown <= 0 {
 		ns.cooldown = DefaultBreakerCooldown
@@ -101,6 +98,7 @@ func newNodes(a address, o options) (*nodes, error) {
 		return nil, err
 	}
 	if o.loans {
+		ns.loans = newLoans(ns, systemClocks())
 		ns.running.Go(func() { ns.loans.run(ns.ctx) })
 	}
 	if a.host == "" {

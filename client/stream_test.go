@@ -218,6 +218,8 @@ func TestEndOfAStream(t *testing.T) {
 		list[0].ended(err, false)
 		expect.Equal(t, list[0].state.Load(), want, "%v", err)
 	}
+	expect.Equal(t, pauseAfter(io.EOF, false, maxPause), minPause, "the pause, which callers wait for")
+	expect.Equal(t, pauseAfter(io.ErrUnexpectedEOF, false, minPause), 2*minPause, "the pause after a failure")
 }
 
 // Answers that no node gives end the stream, not the program.
