@@ -1,9 +1,10 @@
-// Package weir embeds a member of a Weir cluster in a program. The program asks its member without a network: the member decides for the keys
-// that it holds, and forwards checks of other keys to their holders.
+// Package weir embeds a member of a Weir cluster in a program. The program asks its member without a network: the
+// member decides for the keys that it holds, and forwards checks of other keys to their holders.
 //
-// A Node works as a node that the command weir run starts, can be a member of the same cluster, and gives the same guarantees. It takes its
-// own part of the process's memory. It reads no flag and no environment, handles no signal, ends no process, and sets no property of the
-// process, such as the garbage collector's limits or a default logger. Several Nodes in one process share nothing.
+// A Node works as a node that the command weir run starts, can be a member of the same cluster, and gives the same
+// guarantees. It takes its own part of the process's memory. It reads no flag and no environment, handles no signal,
+// ends no process, and sets no property of the process, such as the garbage collector's limits or a default logger.
+// Several Nodes in one process share nothing.
 //
 // A program crashes no more rarely with a Node in it. What a crash loses depends on each policy's durability.
 // choice of each policy's durability.
@@ -39,9 +40,9 @@ func NewNode(cfg Config) (*Node, error) {
 	return &Node{cfg: c}, nil
 }
 
-// Start opens files and ports, and joins the cluster. It returns when all ports are served; Await waits until the node is ready. If ctx ends
-// later, the node goes on. The error begins with the field of Config that is wrong, if there is one, and nothing is left open. A Node can be
-// started once.
+// Start opens files and ports, and joins the cluster. It returns when all ports are served; Await waits until the node
+// is ready. If ctx ends later, the node goes on. The error begins with the field of Config that is wrong, if there is
+// one, and nothing is left open. A Node can be started once.
 func (n *Node) Start(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -64,8 +65,9 @@ func (n *Node) Start(ctx context.Context) error {
 // errNotStarted is the error of methods that need a started node.
 var errNotStarted = errors.New("weir: the node has not been started")
 
-// Await waits until the node is ready: a member that sees the same ring as all others, and holds its partitions. It returns an error if ctx
-// ends before, or the node cannot go on. Checks are answered before that too, by members that are ready.
+// Await waits until the node is ready: a member that sees the same ring as all others, and holds its partitions. It
+// returns an error if ctx ends before, or the node cannot go on. Checks are answered before that too, by members that
+// are ready.
 func (n *Node) Await(ctx context.Context) error {
 	r := n.node.Load()
 	if r == nil {
@@ -91,7 +93,8 @@ func (n *Node) Ready() (ready bool, why string) {
 	return r.Ready()
 }
 
-// Failed returns a channel that is closed when the node cannot go on. Err says why; the program should call Stop. It is nil before Start.
+// Failed returns a channel that is closed when the node cannot go on. Err says why; the program should call Stop. It is
+// nil before Start.
 func (n *Node) Failed() <-chan struct{} {
 	if r := n.node.Load(); r != nil {
 		return r.Failed()
@@ -107,11 +110,13 @@ func (n *Node) Err() error {
 	return nil
 }
 
-// Stop leaves the cluster, hands over what the node holds, finishes calls in flight on the ports, and ends everything: until ctx is done, and
-// within Config.Grace. Leaving the gossip takes about a second more. Stop returns when everything has ended. The error says what was not
-// handed over; copies replace it as after a crash. Stop may be called again, and on a Node that was never started.
+// Stop leaves the cluster, hands over what the node holds, finishes calls in flight on the ports, and ends everything:
+// until ctx is done, and within Config.Grace. Leaving the gossip takes about a second more. Stop returns when
+// everything has ended. The error says what was not handed over; copies replace it as after a crash. Stop may be called
+// again, and on a Node that was never started.
 //
-// The program's own callers should stop before. During Stop checks are forwarded; after it, the policy's on_error answers them.
+// The program's own callers should stop before. During Stop checks are forwarded; after it, the policy's on_error
+// answers them.
 func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Lock()
 	n.stopped = true
@@ -123,7 +128,8 @@ func (n *Node) Stop(ctx context.Context) error {
 	return r.StopWithin(ctx)
 }
 
-// Service returns the whole interface of the node, with its errors. It is nil before Start. No access file applies to calls through it.
+// Service returns the whole interface of the node, with its errors. It is nil before Start. No access file applies to
+// calls through it.
 func (n *Node) Service() limit.Service {
 	if r := n.node.Load(); r != nil {
 		return r.Service()
@@ -131,8 +137,8 @@ func (n *Node) Service() limit.Service {
 	return nil
 }
 
-// Client returns the Service as a client of package client, with handles to policies, leases and reservations. Close ends the Client and not
-// the Node. It is nil before Start.
+// Client returns the Service as a client of package client, with handles to policies, leases and reservations. Close
+// ends the Client and not the Node. It is nil before Start.
 func (n *Node) Client() *client.Client {
 	if r := n.node.Load(); r != nil {
 		return client.New(r.Service(), func() {})

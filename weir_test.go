@@ -51,8 +51,8 @@ func await(t *testing.T, nodes ...*weir.Node) {
 	}
 }
 
-// TestCluster: three embedded members are a cluster that keeps each key's limit over all of them, while one of them stops, too, and
-// hands over what it holds.
+// TestCluster: three embedded members are a cluster that keeps each key's limit over all of them, while one of them
+// stops, too, and hands over what it holds.
 func TestCluster(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir")
 	a := start(t, member("a"))
@@ -109,7 +109,8 @@ func TestCluster(t *testing.T) {
 	expect.NoError(t, a.Stop(t.Context()))
 }
 
-// TestNodesShareNothing: two nodes of one process, of one name, count for themselves, and leave what is the process's as it is.
+// TestNodesShareNothing: two nodes of one process, of one name, count for themselves, and leave what is the process's
+// as it is.
 func TestNodesShareNothing(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir")
 	before, memory, logger := gathered(t, prometheus.DefaultGatherer), debug.SetMemoryLimit(-1), slog.Default()
@@ -149,7 +150,8 @@ func TestNodesShareNothing(t *testing.T) {
 		"a node has changed the garbage collector's limits, or the default logger")
 }
 
-// TestPorts: callers in other processes ask a member by its port, and get answers about keys that a member without one holds.
+// TestPorts: callers in other processes ask a member by its port, and get answers about keys that a member without one
+// holds.
 func TestPorts(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir")
 	cfg := member("a")
@@ -273,7 +275,8 @@ func portOf(t *testing.T, addr string) (port int) {
 	return port
 }
 
-// TestValidate: a mistake in any field is an error that begins with its name, and the zero value is right but for the name.
+// TestValidate: a mistake in any field is an error that begins with its name, and the zero value is right but for the
+// name.
 func TestValidate(t *testing.T) {
 	cases := map[string][]func(*weir.Config){
 		"Name":              {func(c *weir.Config) { c.Name = "" }, func(c *weir.Config) { c.Name = "a b" }},

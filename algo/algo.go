@@ -1,15 +1,17 @@
 // Package algo says what a limit means: seven rate-limiting algorithms as plain functions of a state, a request and the
 // present instant.
 //
-// Nothing here reads a clock, locks, blocks, logs or draws a random number. A decision depends on the state, the request and the instant
-// that it is given alone, so a test, a simulator and a server get the same answers from the same history.
+// Nothing here reads a clock, locks, blocks, logs or draws a random number. A decision depends on the state, the
+// request and the instant that it is given alone, so a test, a simulator and a server get the same answers from the
+// same history.
 //
-// The package does not lock: the caller that owns an Arena does. Instants mean something only within the process whose clock they come from; a
-// state leaves its process as ages (see Append).
+// The package does not lock: the caller that owns an Arena does. Instants mean something only within the process whose
+// clock they come from; a state leaves its process as ages (see Append).
 //
-// The files: limits.go has what all algorithms have in common, and the interface (counter) that each algorithm implements in a file of its own;
-// decide.go decides a request; arena.go is the memory; hold.go gives back the units of reservations; join.go unites the states of two sides of a
-// split; loan.go and quota.go lend units; snapshot.go and extend.go write and read states.
+// The files: limits.go has what all algorithms have in common, and the interface (counter) that each algorithm
+// implements in a file of its own; decide.go decides a request; arena.go is the memory; hold.go gives back the units of
+// reservations; join.go unites the states of two sides of a split; loan.go and quota.go lend units; snapshot.go and
+// extend.go write and read states.
 package algo
 
 import (
@@ -55,8 +57,8 @@ func ParseAlgorithm(name string) (Algorithm, bool) {
 	return 0, false
 }
 
-// Period is what a fixed window is aligned to. The zero value means that the window opens with the first admission and lasts
-// for Limit.Window.
+// Period is what a fixed window is aligned to. The zero value means that the window opens with the first admission and
+// lasts for Limit.Window.
 type Period uint8
 
 // The calendar periods, of which a week begins on Monday, and Epoch: windows of Limit.Window one after the other since
@@ -121,16 +123,16 @@ const Never time.Duration = -1
 // Limits mean the same. Its zero value is not valid.
 type Limit struct {
 	Algorithm Algorithm
-	// Period aligns a fixed window to the calendar in Zone; Window is then zero. Epoch aligns one of Window, in whole seconds, to
-	// 1970. Zero: the first admission opens it.
+	// Period aligns a fixed window to the calendar in Zone; Window is then zero. Epoch aligns one of Window, in whole
+	// seconds, to 1970. Zero: the first admission opens it.
 	Period Period
-	// Anchor is the day of the month, 1 to 31, on which windows of the period Month begin; in a month that is shorter they begin on
-	// its last day. 0 stands for 1. Of no other period.
+	// Anchor is the day of the month, 1 to 31, on which windows of the period Month begin; in a month that is shorter
+	// they begin on its last day. 0 stands for 1. Of no other period.
 	Anchor int8
 	// CountDenied makes a refused request count as well (fixed_window, sliding_window, sliding_counter, sliding_log).
 	CountDenied bool
-	// CarryDebt makes a fixed window (not of a calendar's minute or hour) begin with what its predecessor was charged beyond Limit.
-	// Without it the end of a window forgets that.
+	// CarryDebt makes a fixed window (not of a calendar's minute or hour) begin with what its predecessor was charged
+	// beyond Limit. Without it the end of a window forgets that.
 	CarryDebt bool
 	// Slots is the number of slots of a sliding_window; 0 stands for DefaultSlots.
 	Slots int32
@@ -143,9 +145,9 @@ type Limit struct {
 	Window time.Duration
 	// MaxLog allows a sliding_log Limit above DefaultMaxLog; 0 stands for DefaultMaxLog. It has no part in a decision.
 	MaxLog int64
-	// MaxDebt is how far charges that ask for no room (Request.Always) can bring the units in use beyond Limit (Capacity of a
-	// bucket); the rest is not charged. 0: no bound, except for sliding_log, where it stands for Limit, because each entry of a log takes
-	// memory.
+	// MaxDebt is how far charges that ask for no room (Request.Always) can bring the units in use beyond Limit
+	// (Capacity of a bucket); the rest is not charged. 0: no bound, except for sliding_log, where it stands for Limit,
+	// because each entry of a log takes memory.
 	MaxDebt int64
 	// Zone is the time zone of calendar periods; nil stands for UTC.
 	Zone *time.Location
@@ -165,15 +167,16 @@ var ErrNoMemory = errors.New("algo: no memory for the state to grow")
 
 // Request is what one check asks of a state.
 type Request struct {
-	// Cost is the number of units asked for, 0 to MaxLimit; 0 peeks: it answers whether a cost of 1 would pass. With Always it may
-	// be negative.
+	// Cost is the number of units asked for, 0 to MaxLimit; 0 peeks: it answers whether a cost of 1 would pass. With
+	// Always it may be negative.
 	Cost int64
 	// Partial grants min(Cost, what is left) in place of all or nothing.
 	Partial bool
-	// Always charges Cost whether or not there is room for it; see Limits.Decide. Not for concurrency, nor with Partial.
+	// Always charges Cost whether or not there is room for it; see Limits.Decide. Not for concurrency, nor with
+	// Partial.
 	Always bool
-	// Bounded, with Always, charges each limit only as far as its units in use, and those on loan, come to MaxDebt units
-	// beyond it. It is as if the limit had this MaxDebt, where its own is not less.
+	// Bounded, with Always, charges each limit only as far as its units in use, and those on loan, come to MaxDebt
+	// units beyond it. It is as if the limit had this MaxDebt, where its own is not less.
 	Bounded bool
 	MaxDebt int64 // of Bounded
 	// Nonce makes the lease id of a concurrency limit hard to guess; the caller draws it at random.
@@ -186,8 +189,8 @@ type Request struct {
 	OnLoanFor time.Duration
 }
 
-// Decision is the answer to a Request. Durations count from the instant of the decision. RetryAfter of concurrency is the time until the first
-// lease expires.
+// Decision is the answer to a Request. Durations count from the instant of the decision. RetryAfter of concurrency is
+// the time until the first lease expires.
 type Decision struct {
 	Allowed bool
 	// Units admitted: Cost, fewer with Partial, 0 when refused or peeking; with Always, charged.

@@ -6,9 +6,10 @@ package algo
 //	class  one of 45 block sizes from 2 to 1024 words; at most an eighth of a block of up to 128 words is unused
 //	Ref    the page's index above the block's first word in the page (10 bits)
 //
-// Invariants: page 0 has no memory, so that the zero Ref names no block. The pages of a class that have room for another block are a list, of
-// which room has the first. A page without blocks in use becomes a spare page, which any class may take next; where there are more than
-// maxSpares, all of them go back to the runtime. Blocks that were freed are a list within their page: the first word of each is 1 + the index of the next.
+// Invariants: page 0 has no memory, so that the zero Ref names no block. The pages of a class that have room for
+// another block are a list, of which room has the first. A page without blocks in use becomes a spare page, which any
+// class may take next; where there are more than maxSpares, all of them go back to the runtime. Blocks that were freed
+// are a list within their page: the first word of each is 1 + the index of the next.
 
 // Ref names a block of words in an Arena. The zero Ref names no block.
 type Ref uint32
@@ -31,8 +32,8 @@ const (
 	PageBytes = pageWords * 8
 	// MaxBlock is the largest block an Arena hands out, in words.
 	MaxBlock = pageWords
-	// maxSpares bounds the pages without a block in use that an Arena keeps, so that a state that comes and goes does not take a page from the
-	// runtime each time.
+	// maxSpares bounds the pages without a block in use that an Arena keeps, so that a state that comes and goes does
+	// not take a page from the runtime each time.
 	maxSpares = 4
 )
 
@@ -65,14 +66,14 @@ type page struct {
 	prev, next int32  // neighbours in the class's list of pages with room, -1 at an end
 }
 
-// Arena is memory for states: blocks of 64-bit words in pages without pointers, so that the work of the garbage collector grows with the number
-// of pages (8 KiB each) and not with the number of keys. A page all of whose blocks are free can be given back, so that memory that was
-// taken for one size of block does not stay bound to it.
+// Arena is memory for states: blocks of 64-bit words in pages without pointers, so that the work of the garbage
+// collector grows with the number of pages (8 KiB each) and not with the number of keys. A page all of whose blocks are
+// free can be given back, so that memory that was taken for one size of block does not stay bound to it.
 //
 // An Arena does not lock: its user does. The zero value is not ready for use, see NewArena.
 type Arena struct {
-	// mem are the words of the pages, nil for one that has been given back. They are apart from pages because Block reads them alone: for a
-	// million keys they take 64 KB.
+	// mem are the words of the pages, nil for one that has been given back. They are apart from pages because Block
+	// reads them alone: for a million keys they take 64 KB.
 	mem    []*Page
 	pages  []page
 	vacant []int32                  // indexes of pages that were given back
@@ -98,7 +99,8 @@ func NewArena(budget Budget) *Arena {
 // Bytes is the memory of the pages, in use or not.
 func (a *Arena) Bytes() int { return a.bytes }
 
-// InUse is the memory of the blocks that were allocated and not freed, in bytes, their sizes rounded up to those of their classes.
+// InUse is the memory of the blocks that were allocated and not freed, in bytes, their sizes rounded up to those of
+// their classes.
 func (a *Arena) InUse() int { return a.inUse * 8 }
 
 // Alloc returns a zeroed block of at least the given number of words (1 to MaxBlock), or false when the budget refuses
@@ -162,7 +164,8 @@ func (a *Arena) Free(r Ref, words int) {
 	}
 }
 
-// Block returns the first words of a block: a view that stays valid until the block is freed, also while other blocks are allocated.
+// Block returns the first words of a block: a view that stays valid until the block is freed, also while other blocks
+// are allocated.
 func (a *Arena) Block(r Ref, words int) []uint64 {
 	off := int(r) & (pageWords - 1)
 	return a.mem[r>>pageBits][off : off+words : off+words]

@@ -6,12 +6,13 @@ import "time"
 // It is the Generic Cell Rate Algorithm (ATM Forum, Traffic Management Specification 4.0, section 4.4.3; ITU-T I.371,
 // annex A): the only thing kept is the instant at which the bucket will be full again, or the queue empty.
 //
-// That instant is exact: the rate is the fraction limit/Window, and the instant a whole number of nanoseconds plus a remainder in limit-ths of a
-// nanosecond. No rounding error builds up.
+// That instant is exact: the rate is the fraction limit/Window, and the instant a whole number of nanoseconds plus a
+// remainder in limit-ths of a nanosecond. No rounding error builds up.
 //
-// A bucket owes units: those missing from a full bucket, or waiting in the queue. Owed amounts are computed as units × Window in 128 bits, which is
-// the same number as nanoseconds × limit. A bucket may owe more than its capacity, after a charge that asked for no room, but never more than takes
-// MaxFill to repay, so that the instant fits 64 bits (saturate).
+// A bucket owes units: those missing from a full bucket, or waiting in the queue. Owed amounts are computed as units ×
+// Window in 128 bits, which is the same number as nanoseconds × limit. A bucket may owe more than its capacity, after a
+// charge that asked for no room, but never more than takes MaxFill to repay, so that the instant fits 64 bits
+// (saturate).
 //
 // Words: the instant's nanoseconds, the remainder (below the limit).
 type bucket struct{ inline }
@@ -36,8 +37,9 @@ func (bucket) setOwed(l *Limit, s []uint64, now Instant, owed u128) {
 	s[0], s[1] = uint64(now.Mono+ns), uint64(rest)
 }
 
-// decide is Limits.decide for a bucket that is the only limit, with the same answers. It computes what is owed once, where Limits.decide computes it
-// at every step. Most keys have a single bucket, and this halves the time of their decision.
+// decide is Limits.decide for a bucket that is the only limit, with the same answers. It computes what is owed once,
+// where Limits.decide computes it at every step. Most keys have a single bucket, and this halves the time of their
+// decision.
 func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decision) {
 	now = state.tick(now)
 	s := state[1:3]

@@ -9,8 +9,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// A bucket that is the only limit is decided by a shorter way, which must say what the general one says, and leave behind
-// what that leaves.
+// A bucket that is the only limit is decided by a shorter way, which must say what the general one says, and leave
+// behind what that leaves.
 func TestBucketAlone(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	pick := func(choices ...int64) int64 { return choices[random.IntN(len(choices))] }

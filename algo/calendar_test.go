@@ -73,7 +73,8 @@ func TestCalendar(t *testing.T) {
 	}
 }
 
-// TestCalendarTiles asserts that the windows of a zone follow each other without gap or overlap, whatever its clocks do.
+// TestCalendarTiles asserts that the windows of a zone follow each other without gap or overlap, whatever its clocks
+// do.
 func TestCalendarTiles(t *testing.T) {
 	for _, name := range []string{"UTC", "Europe/Berlin", "America/Havana", "America/Sao_Paulo", "America/St_Johns", "Pacific/Apia",
 		"Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca", "Antarctica/Troll", "America/Scoresbysund"} {
@@ -130,8 +131,8 @@ func TestCalendarStepsBack(t *testing.T) {
 	must.Value(ls.Restore(a, s, Instant{Wall: noon.UnixNano()}, data))(t)
 	decide(0, noon, false, 34*time.Hour)
 
-	// Nor is the window before that one: though nothing has been charged since it ended, the state tells of its end until every
-	// node's clock has passed it.
+	// Nor is the window before that one: though nothing has been charged since it ended, the state tells of its end
+	// until every node's clock has passed it.
 	end := noon.Add(34 * time.Hour)
 	for _, move := range []func(s State, now Instant) []byte{
 		func(s State, now Instant) []byte { return ls.Append(nil, a, s, now) },
@@ -161,7 +162,8 @@ func TestCalendarStepsBack(t *testing.T) {
 	decide(0, time.Unix(0, -1<<63), false, 1<<63-1)
 }
 
-// TestCalendarAnchor holds months with an anchor to their rule: they begin on that day, and on the month's last where it has none.
+// TestCalendarAnchor holds months with an anchor to their rule: they begin on that day, and on the month's last where
+// it has none.
 func TestCalendarAnchor(t *testing.T) {
 	for _, tt := range []struct {
 		anchor         int8
@@ -204,7 +206,8 @@ func TestCalendarAnchor(t *testing.T) {
 	}
 }
 
-// TestCalendarNumbers counts windows of the calendar one by one, forwards and backwards, beside what is reckoned from their dates.
+// TestCalendarNumbers counts windows of the calendar one by one, forwards and backwards, beside what is reckoned from
+// their dates.
 func TestCalendarNumbers(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 9))
 	for _, name := range []string{"UTC", "Europe/Berlin", "America/Sao_Paulo", "Asia/Kathmandu", "America/Havana"} {

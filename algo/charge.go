@@ -2,8 +2,9 @@ package algo
 
 import "time"
 
-// Charge adds n units at now to every limit without asking for room, as far as a state can count: MaxLimit units. Under a concurrency limit the
-// units belong to no lease, so that only the end of its Window gives them back. A charge of 0 or less does nothing.
+// Charge adds n units at now to every limit without asking for room, as far as a state can count: MaxLimit units. Under
+// a concurrency limit the units belong to no lease, so that only the end of its Window gives them back. A charge of 0
+// or less does nothing.
 //
 // The only error is ErrNoMemory, and nothing was charged then.
 func (ls Limits) Charge(a *Arena, s State, now Instant, n int64) error {
@@ -27,10 +28,10 @@ func (ls Limits) Charge(a *Arena, s State, now Instant, n int64) error {
 	return nil
 }
 
-// Fill makes s a state whose limits were all used up at now, in place of admissions that may have been lost: what is in use counts as if
-// admitted now, and is brought up to the limit. No room comes back earlier than that of units that were admitted now, and a window begins
-// at now, unless it is one of the calendar. Leases stay, so that their holders can renew and release them, beside units of the whole limit
-// that belong to no lease.
+// Fill makes s a state whose limits were all used up at now, in place of admissions that may have been lost: what is in
+// use counts as if admitted now, and is brought up to the limit. No room comes back earlier than that of units that
+// were admitted now, and a window begins at now, unless it is one of the calendar. Leases stay, so that their holders
+// can renew and release them, beside units of the whole limit that belong to no lease.
 //
 // The only error is ErrNoMemory, and s is as it was then.
 func (ls Limits) Fill(a *Arena, s State, now Instant) error {

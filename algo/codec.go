@@ -67,9 +67,9 @@ type ZoneError struct{ Name string }
 
 func (e *ZoneError) Error() string { return fmt.Sprintf("algo: the time zone %q is not known", e.Name) }
 
-// ParseLimits reads the limits that data begins with and returns the rest of data. The bytes need not be trusted: limits that it returns are valid.
-// zone returns the time zone of a name, or nil for one that it does not know. It is the caller's, because finding a zone reads a file, which the
-// caller may have to do before it takes a lock.
+// ParseLimits reads the limits that data begins with and returns the rest of data. The bytes need not be trusted:
+// limits that it returns are valid. zone returns the time zone of a name, or nil for one that it does not know. It is
+// the caller's, because finding a zone reads a file, which the caller may have to do before it takes a lock.
 //
 // The error is ErrLimits, a *FieldError for limits that are not valid, or a *ZoneError.
 func ParseLimits(data []byte, zone func(name string) *time.Location) (ls Limits, rest []byte, err error) {

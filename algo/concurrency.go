@@ -7,20 +7,21 @@ import (
 	"time"
 )
 
-// concurrency grants leases: an admitted request has its units until it releases the lease or the lease expires. (A counting semaphore whose
-// permits expire, after Gray and Cheriton, "Leases", SOSP 1989.)
+// concurrency grants leases: an admitted request has its units until it releases the lease or the lease expires. (A
+// counting semaphore whose permits expire, after Gray and Cheriton, "Leases", SOSP 1989.)
 //
-// Each lease is in a slot, whose number is part of its id, so that a lease is found by its id, and in a binary heap by expiry, so that the next
-// to expire is known. An id is 40 bits of the caller's nonce and 24 of slot. A slot without nonce is a nameless lease: units that Charge or Fill has
-// added, which only its expiry gives back.
+// Each lease is in a slot, whose number is part of its id, so that a lease is found by its id, and in a binary heap by
+// expiry, so that the next to expire is known. An id is 40 bits of the caller's nonce and 24 of slot. A slot without
+// nonce is a nameless lease: units that Charge or Fill has added, which only its expiry gives back.
 //
-// When two states are joined both may have a lease in the same slot. One of the two then moves to another slot. The heap has, beside each lease's
-// slot, the home that its id names. A lease that is not at home is found by a search of all leases of the state. So a state that has been joined
-// answers a renewal or release of a moved lease, or of one that has ended, in time proportional to its leases, until it has been empty.
+// When two states are joined both may have a lease in the same slot. One of the two then moves to another slot. The
+// heap has, beside each lease's slot, the home that its id names. A lease that is not at home is found by a search of
+// all leases of the state. So a state that has been joined answers a renewal or release of a moved lease, or of one
+// that has ended, in time proportional to its leases, until it has been empty.
 //
-// Words: units in use; number of leases and, above 32 bits, 1 + the first slot of the list of free ones; an instant that no lease outlives;
-// whether there may be leases that are not at home; two vectors: the slots (nonce and place in the heap, units) and the heap (expiry, home and
-// slot). All are zero when there are no leases.
+// Words: units in use; number of leases and, above 32 bits, 1 + the first slot of the list of free ones; an instant
+// that no lease outlives; whether there may be leases that are not at home; two vectors: the slots (nonce and place in
+// the heap, units) and the heap (expiry, home and slot). All are zero when there are no leases.
 type concurrency struct{}
 
 const (
@@ -106,8 +107,8 @@ func (c concurrency) reserve(_ *Limit, a *Arena, s []uint64, _ int64) bool {
 	if c.freeSlot(s) != 0 {
 		return true
 	}
-	// No existing slot is free, so there are as many as leases. The next chunk of slots is made: behind them, or where it was restored with gaps,
-	// further on. (A state restored with more than half of MaxLeases may find none there.)
+	// No existing slot is free, so there are as many as leases. The next chunk of slots is made: behind them, or where
+	// it was restored with gaps, further on. (A state restored with more than half of MaxLeases may find none there.)
 	slots, from := vector{&s[leaseSlots]}, uint32(c.count(s))
 	for from < MaxLeases && slots.has(a, from) {
 		from += chunkLen
@@ -430,7 +431,8 @@ func (c concurrency) leases(a *Arena, s []uint64, named bool) (list []lease) {
 	return list
 }
 
-// joinNameless is the join of the nameless leases x and y: of the units that expire at an instant or later, the larger number.
+// joinNameless is the join of the nameless leases x and y: of the units that expire at an instant or later, the larger
+// number.
 func (concurrency) joinNameless(x, y []lease) (list []lease) {
 	var mine, other int64
 	latest := func(l, m lease) int { return cmp.Compare(m.expiry, l.expiry) }

@@ -5,7 +5,8 @@ import "time"
 // How a request is decided:
 //
 //  1. Each limit is brought to now, and says how much room it has.
-//  2. The plan says whether the request passes and what each limit is charged. A request with Always has a plan of its own.
+//  2. The plan says whether the request passes and what each limit is charged. A request with Always has a plan of its
+//     own.
 //  3. The memory for the charges is reserved, in all limits or in none. Nothing after that can fail.
 //  4. carryOut charges each limit and writes its answer. The answer to the request is that of the tightest limit.
 //
@@ -16,20 +17,21 @@ import "time"
 // A request passes when every limit has room for its cost; with Partial, for one unit of it. When it does not pass,
 // RetryAfter is the instant from which it would if nothing else were charged, exact to the nanosecond: the longest that
 // any limit asks for. Limits with CountDenied count a refused request, up to their limit, and then RetryAfter says when
-// it would pass if nothing else were even sent; a refusal that memory does not suffice to count stands uncounted.
-// Units on loan (Request.OnLoan) cannot be charged, and Remaining is without them. When a request does not pass because of them, RetryAfter
-// is an estimate: the request may pass earlier, when they are returned, or not even then, when they are spent. A negative
-// cost without Always never passes. A cost above what a limit holds never passes as a whole; with Partial a part may.
+// it would pass if nothing else were even sent; a refusal that memory does not suffice to count stands uncounted. Units
+// on loan (Request.OnLoan) cannot be charged, and Remaining is without them. When a request does not pass because of
+// them, RetryAfter is an estimate: the request may pass earlier, when they are returned, or not even then, when they
+// are spent. A negative cost without Always never passes. A cost above what a limit holds never passes as a whole; with
+// Partial a part may.
 //
-// A request with Always is charged to each limit whether or not there is room, as far as MaxDebt, MaxLimit and Bounded allow;
-// Granted is the most that one limit was charged. It is allowed when there was room for its cost. With a cost of 0, which
-// charges nothing, it is allowed when no more is in use than the limit. A negative cost gives units back as Refund does, and
-// is allowed; Granted is then the negative of what was given back. Nothing is counted as denied.
+// A request with Always is charged to each limit whether or not there is room, as far as MaxDebt, MaxLimit and Bounded
+// allow; Granted is the most that one limit was charged. It is allowed when there was room for its cost. With a cost of
+// 0, which charges nothing, it is allowed when no more is in use than the limit. A negative cost gives units back as
+// Refund does, and is allowed; Granted is then the negative of what was given back. Nothing is counted as denied.
 //
-// When each is not nil it must have an entry for every limit, and gets what that limit says for itself: Allowed, whether
-// it had room; Granted, as in the answer; the rest about the state after the decision. Of these the answer repeats the
-// tightest: when refused, the one with the longest RetryAfter (Never above all), otherwise the one with the least
-// Remaining (of equals, the one with the longer ResetAfter; of those, the first). Delay is the longest.
+// When each is not nil it must have an entry for every limit, and gets what that limit says for itself: Allowed,
+// whether it had room; Granted, as in the answer; the rest about the state after the decision. Of these the answer
+// repeats the tightest: when refused, the one with the longest RetryAfter (Never above all), otherwise the one with the
+// least Remaining (of equals, the one with the longer ResetAfter; of those, the first). Delay is the longest.
 //
 // The only error is ErrNoMemory, and nothing was charged then.
 func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decision) (d Decision, err error) {
@@ -37,8 +39,8 @@ func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decisi
 	return d, err
 }
 
-// DecideTo is Decide with the answer in *d, whatever that held. It saves the copy of a Decision, which costs as much as making
-// one.
+// DecideTo is Decide with the answer in *d, whatever that held. It saves the copy of a Decision, which costs as much as
+// making one.
 func (ls Limits) DecideTo(a *Arena, s State, now Instant, r *Request, each []Decision, d *Decision) error {
 	if len(ls) == 1 && each == nil && ls[0].isBucket() && ls[0].Limit != Unlimited && !r.Always {
 		bucket{}.decide(&ls[0], s, now, r, d)
@@ -191,9 +193,9 @@ func (r *Request) needs() (cost, pass int64) {
 // spare is the part of a room that is not on loan. A room below 0 is none.
 func (r *Request) spare(room int64) int64 { return max(room-r.OnLoan, 0) }
 
-// wait is the time until a limit, which has so much room, has room for n beside what is on loan, or Never. The owner does not know when
-// units on loan will be spent or returned. So when they stand in the way, the time is at most that until their loans have ended, and at least the
-// wait without them.
+// wait is the time until a limit, which has so much room, has room for n beside what is on loan, or Never. The owner
+// does not know when units on loan will be spent or returned. So when they stand in the way, the time is at most that
+// until their loans have ended, and at least the wait without them.
 func (r *Request) wait(c counter, l *Limit, a *Arena, s []uint64, now Instant, room, n int64) time.Duration {
 	if n > l.holds() {
 		return Never
@@ -222,8 +224,8 @@ func tighter(d, e *Decision, allowed bool) bool {
 	return d.ResetAfter > e.ResetAfter
 }
 
-// reserve takes the memory for charging each limit so many units. When it fails, nothing is left of it that could be told
-// from outside.
+// reserve takes the memory for charging each limit so many units. When it fails, nothing is left of it that could be
+// told from outside.
 func (ls Limits) reserve(a *Arena, s State, charges *[MaxLimits]int64) bool {
 	for i, rest := 0, s[1:]; i < len(ls); i++ {
 		c := ls[i].counter()

@@ -1,9 +1,10 @@
 package algo
 
-// A copy of a state with a sliding_log is brought up to date with the new entries alone. What makes that possible is the position, the last word of
-// such a state: its lowest 32 bits count the units that were charged, for as long as all logs of the state are charged the same number. Anything
-// else that adds to a log, or replaces it, begins a new generation, in the bits above. Removed units do not move the position, because they are
-// always the oldest. The holder keeps a Mark of the position that the copy has, and AppendSince writes what has been charged after the mark.
+// A copy of a state with a sliding_log is brought up to date with the new entries alone. What makes that possible is
+// the position, the last word of such a state: its lowest 32 bits count the units that were charged, for as long as all
+// logs of the state are charged the same number. Anything else that adds to a log, or replaces it, begins a new
+// generation, in the bits above. Removed units do not move the position, because they are always the oldest. The holder
+// keeps a Mark of the position that the copy has, and AppendSince writes what has been charged after the mark.
 const generation = 1 << 32
 
 // step is by how much n units move the position: more than fit its lower bits begin a new generation.
@@ -11,7 +12,8 @@ func step(n int64) uint64 { return min(uint64(n), generation) }
 
 // newPosition follows old, which may be anything, in a state that begins at now.
 func newPosition(old uint64, now Instant) uint64 {
-	// The instant is mixed in for a key whose state was dropped and begins anew: a mark of the former state must not fit the new one.
+	// The instant is mixed in for a key whose state was dropped and begins anew: a mark of the former state must not
+	// fit the new one.
 	return (old/generation + 1 + uint64(now.Mono)*0x9e3779b97f4a7c15>>32) * generation
 }
 

@@ -387,7 +387,8 @@ func TestExtendLongLog(t *testing.T) {
 	expect.Equal(t, got, want, "the copy differs")
 }
 
-// TestExtendAfterUnequalCharges: a charge regardless of room that only the first of two logs can count reaches the copy.
+// TestExtendAfterUnequalCharges: a charge regardless of room that only the first of two logs can count reaches the
+// copy.
 func TestExtendAfterUnequalCharges(t *testing.T) {
 	ls := Limits{{Algorithm: SlidingLog, Limit: 10, Window: time.Second}, {Algorithm: SlidingLog, Limit: 1, Window: time.Second}}
 	a := NewArena(nil)

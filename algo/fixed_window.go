@@ -56,7 +56,8 @@ func (l *Limit) carried(count, windows int64) int64 {
 	return count - windows*l.Limit
 }
 
-// countable is the largest count of a fixed window. Debt that is carried ends within MaxFill, so that its end fits 64 bits.
+// countable is the largest count of a fixed window. Debt that is carried ends within MaxFill, so that its end fits 64
+// bits.
 func (l *Limit) countable() int64 {
 	if l.CarryDebt {
 		if most := mul(l.Limit, int64(MaxFill/l.longest())); most.less(u128{lo: uint64(MaxLimit)}) {
@@ -66,8 +67,8 @@ func (l *Limit) countable() int64 {
 	return MaxLimit
 }
 
-// later is the time until windows, the first of which ends after left, have taken n units or more off a count: one, but for
-// debt that is carried over.
+// later is the time until windows, the first of which ends after left, have taken n units or more off a count: one, but
+// for debt that is carried over.
 func (l *Limit) later(left time.Duration, n int64) time.Duration {
 	return left + time.Duration(l.windowsMore(n))*l.Window
 }
@@ -121,8 +122,8 @@ func (fixedWindow) join(_ *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64
 func (fixedWindow) horizon(l *Limit) time.Duration { return l.Window }
 
 // calendarWindow counts admissions in the minute, hour, day, week, month or year of the time zone, or in windows of any
-// length since 1970. It is the only counter that reads the wall clock. A window once opened stays until the wall clock has passed its end, so that a
-// clock that is set back opens no window a second time.
+// length since 1970. It is the only counter that reads the wall clock. A window once opened stays until the wall clock
+// has passed its end, so that a clock that is set back opens no window a second time.
 //
 // Words: start and end of the window in seconds since 1970 UTC, count. The end is kept so that the calendar is worked
 // out once a window only. Start and end are equal in a fresh state.
@@ -156,8 +157,8 @@ func (c calendarWindow) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) 
 	return c.later(l, s, now, int64(s[2]))
 }
 
-// later is the time until windows have taken n units or more off the count: until this one ends, but for debt that is carried over. It
-// counts from what the wall clock says, even when that is a time before the window.
+// later is the time until windows have taken n units or more off the count: until this one ends, but for debt that is
+// carried over. It counts from what the wall clock says, even when that is a time before the window.
 func (calendarWindow) later(l *Limit, s []uint64, now Instant, n int64) time.Duration {
 	end := int64(s[1])
 	if more := l.windowsMore(n); more > 0 {
@@ -203,8 +204,8 @@ func (calendarWindow) restore(l *Limit, _ *Arena, s []uint64, _ Instant, r *read
 	return nil
 }
 
-// join keeps the later window. Its count is the larger one, where the other side's is of the same window or what that side
-// carries over into it.
+// join keeps the later window. Its count is the larger one, where the other side's is of the same window or what that
+// side carries over into it.
 func (calendarWindow) join(l *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	if int64(s[0]) < int64(t[0]) {
 		s, t = t, s
@@ -249,7 +250,8 @@ func (l *Limit) zone() *time.Location {
 	return l.Zone
 }
 
-// windowOf returns the first second of the aligned window that the second sec since 1970 UTC lies in, and the next one's.
+// windowOf returns the first second of the aligned window that the second sec since 1970 UTC lies in, and the next
+// one's.
 func (l *Limit) windowOf(sec int64) (start, end int64) {
 	if l.Period == Epoch {
 		length := int64(l.Window / time.Second)
@@ -259,8 +261,9 @@ func (l *Limit) windowOf(sec int64) (start, end int64) {
 	return calendar(l.Period, l.zone(), l.anchor(), sec)
 }
 
-// windowsBetween counts the windows from the one that the second from lies in, to the one that to lies in, which is no earlier. Those of
-// the calendar are a day or longer: they are counted by their dates, also one that a zone has skipped.
+// windowsBetween counts the windows from the one that the second from lies in, to the one that to lies in, which is no
+// earlier. Those of the calendar are a day or longer: they are counted by their dates, also one that a zone has
+// skipped.
 func (l *Limit) windowsBetween(from, to int64) int64 {
 	if l.Period == Epoch {
 		// Where windows have become shorter, from counts as the beginning of one.
@@ -280,7 +283,8 @@ func (l *Limit) windowAfter(sec, windows int64) int64 {
 	return reaches(l.zone(), numbered(l.Period, l.anchor(), number(l.Period, date)+windows))
 }
 
-// number tells the windows of a day or longer apart by the date on which they begin: each has one more than the one before it.
+// number tells the windows of a day or longer apart by the date on which they begin: each has one more than the one
+// before it.
 func number(p Period, date time.Time) int64 {
 	switch p {
 	case Year:
@@ -312,8 +316,8 @@ const maxAnchor = 31
 // anchor is the day on which windows of a month begin.
 func (l *Limit) anchor() int { return max(int(l.Anchor), 1) }
 
-// monthFrom is the day of a month on which its window begins: the anchor, or the month's last day where it has no such day. As
-// time.Date has it, a month beyond December is one of the next year.
+// monthFrom is the day of a month on which its window begins: the anchor, or the month's last day where it has no such
+// day. As time.Date has it, a month beyond December is one of the next year.
 func monthFrom(year int, month time.Month, anchor int) time.Time {
 	last := time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC)
 	return last.AddDate(0, 0, min(anchor-last.Day(), 0))
@@ -324,7 +328,8 @@ func monthFrom(year int, month time.Month, anchor int) time.Time {
 // The windows of a zone follow each other without gap or overlap whatever its clocks do. Minutes and hours are those
 // that the clock shows between two changes of its offset, so that an hour which is repeated is two windows, not one of
 // two hours. A longer period begins with the first instant at which the clock shows its first midnight or more: it
-// shows none when that is skipped, and two when it is repeated. A month begins on the day that anchor names, see monthFrom.
+// shows none when that is skipped, and two when it is repeated. A month begins on the day that anchor names, see
+// monthFrom.
 func calendar(p Period, zone *time.Location, anchor int, sec int64) (start, end int64) {
 	if p == Minute || p == Hour {
 		length := int64(60)
@@ -349,8 +354,8 @@ func (p Period) Around(t time.Time) (start, end time.Time) {
 	return time.Unix(first, 0).UTC(), time.Unix(next, 0).UTC()
 }
 
-// datesOf returns the dates, as if in UTC, on which the window of a day or longer begins that the second sec since 1970 UTC lies in, and
-// the one after it.
+// datesOf returns the dates, as if in UTC, on which the window of a day or longer begins that the second sec since 1970
+// UTC lies in, and the one after it.
 func datesOf(p Period, zone *time.Location, anchor int, sec int64) (date, next time.Time) {
 	t := time.Unix(sec, 0).In(zone)
 	year, month, day := t.Date()
@@ -406,9 +411,9 @@ func offsetAt(zone *time.Location, sec int64) int64 {
 	return int64(offset)
 }
 
-// nextChange returns the first second after from at which zone has another offset, or until+1 if there is none up to and
-// including until. It takes it that no zone changes twice in an hour. (Time.ZoneBounds does not serve: on the last day
-// of a leap year after its tables' end, 2037, it returns an end that has passed, go1.26.)
+// nextChange returns the first second after from at which zone has another offset, or until+1 if there is none up to
+// and including until. It takes it that no zone changes twice in an hour. (Time.ZoneBounds does not serve: on the last
+// day of a leap year after its tables' end, 2037, it returns an end that has passed, go1.26.)
 func nextChange(zone *time.Location, from, until int64) int64 {
 	offset := offsetAt(zone, from)
 	for from < until {

@@ -57,7 +57,8 @@ type player struct {
 	// admitted is what passed, net of nothing: only histories without refunds, denials and changes read it.
 	admitted []event
 	log      []string
-	// replica is a copy of the state that AppendSince and Extend bring up to it now and then; it has seen all until mark.
+	// replica is a copy of the state that AppendSince and Extend bring up to it now and then; it has seen all until
+	// mark.
 	replica replica
 	mark    uint64
 }

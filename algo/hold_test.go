@@ -44,8 +44,8 @@ type holdWorld struct {
 	mode  holdMode
 	ls    Limits
 	scale int64 // the longest window
-	// Clocks differ by multiples of phase: a state without the charge may have been empty in between, and have begun its windows
-	// anew.
+	// Clocks differ by multiples of phase: a state without the charge may have been empty in between, and have begun
+	// its windows anew.
 	phase     int64
 	a         *Arena
 	s         State

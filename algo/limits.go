@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// This file has what all algorithms have in common: Limits and State, the interface counter that each algorithm implements, validation, the life
-// of a state (Init, Free, Convert), and 128-bit arithmetic. decide.go decides.
+// This file has what all algorithms have in common: Limits and State, the interface counter that each algorithm
+// implements, validation, the life of a state (Init, Free, Convert), and 128-bit arithmetic. decide.go decides.
 
 // Limits are the limits of one policy. They are decided together: a request is charged to all of them or to none. The
 // methods that take a State need Limits that Validate accepts and a State that Init, Restore or Convert made for them.
@@ -16,13 +16,14 @@ import (
 type Limits []Limit
 
 // State is what Limits remember about one key: exactly Words() words, usually a view into a record of the caller's.
-// Word 0 is the newest Mono instant that the state has seen; a later call with an earlier instant counts as at that one.
-// Then come the words of each limit that counts (place), and last, where there is a sliding_log, the position (Mark).
-// Data of varying size is in blocks of the Arena, which must be the same one in every call.
+// Word 0 is the newest Mono instant that the state has seen; a later call with an earlier instant counts as at that
+// one. Then come the words of each limit that counts (place), and last, where there is a sliding_log, the position
+// (Mark). Data of varying size is in blocks of the Arena, which must be the same one in every call.
 type State []uint64
 
-// counter is one algorithm. Its values have no fields: everything is in the limit, the limit's words of the state and the blocks of the Arena that
-// those words name. Before every method except init, free and restore, advance must have brought the words to the same now.
+// counter is one algorithm. Its values have no fields: everything is in the limit, the limit's words of the state and
+// the blocks of the Arena that those words name. Before every method except init, free and restore, advance must have
+// brought the words to the same now.
 type counter interface {
 	// words is the size of the fixed part of the state.
 	words(l *Limit) int
@@ -34,7 +35,8 @@ type counter interface {
 	advance(l *Limit, a *Arena, s []uint64, now Instant)
 	// used is the number of units in use, rounded up.
 	used(l *Limit, a *Arena, s []uint64, now Instant) int64
-	// wait is the time until there is room for n if nothing is charged meanwhile; n is at most l.holds(), and there is no room for it now.
+	// wait is the time until there is room for n if nothing is charged meanwhile; n is at most l.holds(), and there is
+	// no room for it now.
 	wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration
 	// resetAfter is the time until advance would leave s fresh.
 	resetAfter(l *Limit, a *Arena, s []uint64, now Instant) time.Duration
@@ -50,8 +52,8 @@ type counter interface {
 	snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Instant) []byte
 	// restore reads into a fresh s what snapshot wrote. When it fails, s may be left with blocks.
 	restore(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error
-	// join makes u, which is fresh, the join of s and t (see Limits.Join) and leaves these as they are. It is not called with a
-	// t that is idle. It returns false when memory does not suffice, and u may then have blocks.
+	// join makes u, which is fresh, the join of s and t (see Limits.Join) and leaves these as they are. It is not
+	// called with a t that is idle. It returns false when memory does not suffice, and u may then have blocks.
 	join(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool
 	// horizon is the longest time for which something charged can matter.
 	horizon(l *Limit) time.Duration
@@ -70,9 +72,10 @@ func (l *Limit) wait(c counter, a *Arena, s []uint64, now Instant, n int64) time
 	return c.wait(l, a, s, now, n)
 }
 
-// deny counts a refused request of n units, as far as memory allows, and returns how many it charged. A sliding_log and a sliding_window count it
-// as if it had been admitted and let go of the oldest units beyond the limit, so that a caller who never pauses never gets through. What a
-// lowered limit has left beyond it stays. A sliding_counter counts up to the limit in the present window, whatever is left of the previous one.
+// deny counts a refused request of n units, as far as memory allows, and returns how many it charged. A sliding_log and
+// a sliding_window count it as if it had been admitted and let go of the oldest units beyond the limit, so that a
+// caller who never pauses never gets through. What a lowered limit has left beyond it stays. A sliding_counter counts
+// up to the limit in the present window, whatever is left of the previous one.
 func (l *Limit) deny(c counter, a *Arena, s []uint64, now Instant, n int64) int64 {
 	used := c.used(l, a, s, now)
 	switch c.(type) {
@@ -389,9 +392,9 @@ func (ls Limits) each(s State, do func(i int, c counter, t []uint64)) {
 	}
 }
 
-// Refund gives units back: the oldest that are in use, the newest of a leaky queue. It returns how many were given back,
-// the most of any limit; a limit never gives back more than is in use. A concurrency limit gives back nothing: see
-// Release.
+// Refund gives units back: the oldest that are in use, the newest of a leaky queue. It returns how many were given
+// back, the most of any limit; a limit never gives back more than is in use. A concurrency limit gives back nothing:
+// see Release.
 func (ls Limits) Refund(a *Arena, s State, now Instant, units int64) int64 {
 	now = s.tick(now)
 	var most int64
@@ -433,8 +436,9 @@ func (ls Limits) Release(a *Arena, s State, now Instant, lease uint64) bool {
 
 // Idle reports whether s answers as a new state would, so that it may be dropped. An idle state owns no blocks.
 //
-// A new state opens a calendar window by the wall clock alone. So one in which nothing is in use is not idle before wallMargin
-// has passed since its start: a node whose clock is behind by less than that learns from it that the window before has ended.
+// A new state opens a calendar window by the wall clock alone. So one in which nothing is in use is not idle before
+// wallMargin has passed since its start: a node whose clock is behind by less than that learns from it that the window
+// before has ended.
 func (ls Limits) Idle(a *Arena, s State, now Instant) bool {
 	now = s.tick(now)
 	idle := true
@@ -444,8 +448,8 @@ func (ls Limits) Idle(a *Arena, s State, now Instant) bool {
 	return idle
 }
 
-// wallMargin is by how much the wall clocks of two nodes may differ at most where they count in a calendar window: by half of
-// the window if that is less.
+// wallMargin is by how much the wall clocks of two nodes may differ at most where they count in a calendar window: by
+// half of the window if that is less.
 const wallMargin = 10 * time.Second
 
 // idle reports whether a new limit would answer as t does.
@@ -464,11 +468,12 @@ func (ls Limits) Free(a *Arena, s State) {
 // Convert makes t, uninitialised and to.Words() long, the state of the limits that replace ls, and s unusable. Its
 // blocks move over or are freed: it owns none then.
 //
-// Each new limit takes over from one old limit: from the one with the same algorithm and window or period, first at its own
-// place, then anywhere; or else from the one at its own place, unless another limit takes over from that; or else it begins
-// fresh. If the algorithm stays, a window keeps its counts, a log its entries, a bucket its debt (in whole units, rounded up,
-// when the rate changes), a lease its life. If it changes, units in use count as if admitted now; leases become nothing else,
-// and nothing else becomes leases. The new limit may be exceeded; then nothing passes until enough units have expired.
+// Each new limit takes over from one old limit: from the one with the same algorithm and window or period, first at its
+// own place, then anywhere; or else from the one at its own place, unless another limit takes over from that; or else
+// it begins fresh. If the algorithm stays, a window keeps its counts, a log its entries, a bucket its debt (in whole
+// units, rounded up, when the rate changes), a lease its life. If it changes, units in use count as if admitted now;
+// leases become nothing else, and nothing else becomes leases. The new limit may be exceeded; then nothing passes until
+// enough units have expired.
 //
 // When it returns ErrNoMemory, s is as before and t owns nothing.
 func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) error {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// The owner of a state may lend some of its units to a borrower, which admits from them without asking. A unit on loan is
-// neither in use nor free: it counts in full, does not age and is not repaid. It is on loan until
+// The owner of a state may lend some of its units to a borrower, which admits from them without asking. A unit on loan
+// is neither in use nor free: it counts in full, does not age and is not repaid. It is on loan until
 //
 //   - the borrower reports it spent: it is charged when the report arrives;
 //   - the borrower returns it: it is free;
@@ -18,46 +18,49 @@ import (
 //
 //	units in use + units on loan ≤ limit
 //
-// So each algorithm that can be lent keeps its guarantee for all admissions together, at the instants at which they were made: a
-// unit that was spent at a is, at each x ≥ a, either on loan, or charged at an instant from a to x. A charge dated at the grant
-// would be forgotten too early: a loan of the whole limit, made at 0 and spent just before the end of a Window, would leave
-// an empty log at the next instant.
+// So each algorithm that can be lent keeps its guarantee for all admissions together, at the instants at which they
+// were made: a unit that was spent at a is, at each x ≥ a, either on loan, or charged at an instant from a to x. A
+// charge dated at the grant would be forgotten too early: a loan of the whole limit, made at 0 and spent just before
+// the end of a Window, would leave an empty log at the next instant.
 //
-// Messages may be lost, repeated and reordered. So they carry totals, which only grow, and each side keeps the largest that it
-// has received (as in the flow control of QUIC, RFC 9000, section 4).
+// Messages may be lost, repeated and reordered. So they carry totals, which only grow, and each side keeps the largest
+// that it has received (as in the flow control of QUIC, RFC 9000, section 4).
 //
-// The order of calls for each report: Expire until it has nothing to do, Report, then Lend. limiter/loan.go and the store make them.
+// The order of calls for each report: Expire until it has nothing to do, Report, then Lend. limiter/loan.go and the
+// store make them.
 const (
 	// LoanTerm is the longest term of a loan, as its borrower counts it from sending what asked for it.
 	LoanTerm = time.Second
 	// LeastLoan is the least number of units that a loan begins with; a limit below four times as many is not lent.
 	LeastLoan = 16
-	// nearLoan is how many units per borrower must be free before anything is lent again after a recall. With less, a loan
-	// would soon be called back.
+	// nearLoan is how many units per borrower must be free before anything is lent again after a recall. With less, a
+	// loan would soon be called back.
 	nearLoan = 2 * LeastLoan
 	// MaxLoans is how many loans a state has at a time.
 	MaxLoans = 1024
 	// leastTerm is the shortest term. Reports of a shorter loan would take more messages than the loan saves.
 	leastTerm = 20 * time.Millisecond
-	// loanInterval is how long a borrower may take to report and have its answer: what a bucket has to hold of its own rate.
+	// loanInterval is how long a borrower may take to report and have its answer: what a bucket has to hold of its own
+	// rate.
 	loanInterval = 110 * time.Millisecond
-	// loanShare is the part of a limit, as a fraction 1/loanShare, that one loan can be; the term is that part of the Window.
+	// loanShare is the part of a limit, as a fraction 1/loanShare, that one loan can be; the term is that part of the
+	// Window.
 	loanShare = 8
 	// loanDrift is the part by which two clocks' rates may differ, as a fraction 1/loanDrift, see owned.
 	loanDrift = 1000
 	// lateChecks is how many checks may be reported later than the units that they spent, see Totals.
 	lateChecks = 64
-	// loanGrace is how long a loan is remembered after its end, so that a late report is not taken for one about a loan of
-	// a lost owner. A borrower reports nothing about a loan that ended more than LoanTerm ago.
+	// loanGrace is how long a loan is remembered after its end, so that a late report is not taken for one about a loan
+	// of a lost owner. A borrower reports nothing about a loan that ended more than LoanTerm ago.
 	loanGrace = 4 * LoanTerm
 )
 
-// LoanID names a loan of a state. A borrower draws Borrower at random when its process begins. Number counts its loans of the
-// state: it begins another loan when it is told that the last one has ended.
+// LoanID names a loan of a state. A borrower draws Borrower at random when its process begins. Number counts its loans
+// of the state: it begins another loan when it is told that the last one has ended.
 type LoanID struct{ Borrower, Number uint64 }
 
-// Totals are the units granted under a loan, and those of them that were spent and returned; and the checks that have spent them, which count
-// decisions only and may lag behind Spent.
+// Totals are the units granted under a loan, and those of them that were spent and returned; and the checks that have
+// spent them, which count decisions only and may lag behind Spent.
 type Totals struct{ Granted, Spent, Returned, Checks int64 }
 
 // Left is what is neither spent nor returned.
@@ -82,14 +85,15 @@ type Loan struct {
 	Until int64
 	// Ended says that all units that were not returned have been charged, spent or not.
 	Ended bool
-	// Caller is the name of the borrower's caller, see Loans.Borrowed; empty if it is not known. Append does not write it.
+	// Caller is the name of the borrower's caller, see Loans.Borrowed; empty if it is not known. Append does not write
+	// it.
 	Caller string
-	// Of a Quota: Rate is the part of a token bucket's rate that is lent, in units per hour. Wants is what the borrower asked for, in units, or
-	// of a token bucket in units per hour; it is never 0. Kept are units that are kept for the borrower until it asks again: they
-	// count as on loan.
+	// Of a Quota: Rate is the part of a token bucket's rate that is lent, in units per hour. Wants is what the borrower
+	// asked for, in units, or of a token bucket in units per hour; it is never 0. Kept are units that are kept for the
+	// borrower until it asks again: they count as on loan.
 	Rate, Wants, Kept int64
-	// Term is for how long the borrower may spend, from the instant on its clock at which it sent what Lend answers; 0 when
-	// nothing was granted and it should return what it has. Only in what Lend returns.
+	// Term is for how long the borrower may spend, from the instant on its clock at which it sent what Lend answers; 0
+	// when nothing was granted and it should return what it has. Only in what Lend returns.
 	Term time.Duration
 }
 
@@ -97,10 +101,11 @@ type Loan struct {
 type Loans struct {
 	list   []Loan
 	onLoan int64
-	// near is the number of borrowers among which free units are shared after a recall; nothing is lent until each would get
-	// nearLoan. 0: no recall, or there has been room since.
+	// near is the number of borrowers among which free units are shared after a recall; nothing is lent until each
+	// would get nearLoan. 0: no recall, or there has been room since.
 	near int64
-	// Of Quotas: the rate that is lent, the instant up to which its units have been charged, and units to charge in addition.
+	// Of Quotas: the rate that is lent, the instant up to which its units have been charged, and units to charge in
+	// addition.
 	rate, since, due int64
 }
 
@@ -139,8 +144,9 @@ func (u *Loans) Borrowed(id LoanID, caller string) {
 	}
 }
 
-// Fits reports whether there is a place for another loan of a caller. Once half of the places are taken, a caller with a name
-// gets no more places than are free, so that no caller takes all of them. An empty name stands for several callers.
+// Fits reports whether there is a place for another loan of a caller. Once half of the places are taken, a caller with
+// a name gets no more places than are free, so that no caller takes all of them. An empty name stands for several
+// callers.
 func (u *Loans) Fits(caller string) bool {
 	free := MaxLoans - len(u.list)
 	if caller == "" || free > MaxLoans/2 {
@@ -176,9 +182,9 @@ func (u *Loans) Borrowers(dst []uint64) []uint64 {
 // All returns the loans that are known, those that have ended among them.
 func (u *Loans) All() []Loan { return slices.Clone(u.list) }
 
-// Recall notes that a request needs units that are on loan. Until a quarter of each limit is free, all known borrowers, also
-// those whose loans have ended, get equal parts of what comes back. When that is too little nothing is lent, and no loan is
-// renewed.
+// Recall notes that a request needs units that are on loan. Until a quarter of each limit is free, all known borrowers,
+// also those whose loans have ended, get equal parts of what comes back. When that is too little nothing is lent, and
+// no loan is renewed.
 func (u *Loans) Recall() {
 	borrowers := make(map[uint64]struct{}, len(u.list))
 	for i := range u.list {
@@ -212,10 +218,10 @@ func (u *Loans) end(l *Loan, at int64) {
 
 // Lendable reports as a *FieldError why nothing of these limits is ever lent; nil when something may be.
 //
-// Not lent are leaky_bucket, for queues of their own at borrowers would break both the bound and the order, and concurrency, whose
-// permits count until leases have ended; limits that count refusals, which borrowers do not see; limits below
-// LeastLoan·4 units; windows so short that reports would cost more than they save; and buckets that do not hold what their
-// rate comes to between two reports.
+// Not lent are leaky_bucket, for queues of their own at borrowers would break both the bound and the order, and
+// concurrency, whose permits count until leases have ended; limits that count refusals, which borrowers do not see;
+// limits below LeastLoan·4 units; windows so short that reports would cost more than they save; and buckets that do not
+// hold what their rate comes to between two reports.
 func (ls Limits) Lendable() error {
 	counted := false
 	for i := range ls {
@@ -247,16 +253,16 @@ func (ls Limits) Lendable() error {
 	return nil
 }
 
-// owned is how long the owner keeps a loan of a term: clocks whose rates are both off by 1/loanDrift, in the worst directions, leave
-// the borrower's term within it.
+// owned is how long the owner keeps a loan of a term: clocks whose rates are both off by 1/loanDrift, in the worst
+// directions, leave the borrower's term within it.
 func owned(term time.Duration) int64 { return int64(term) + 3*int64(term)/loanDrift }
 
 // within is the longest term that is over on a borrower's clock before so much time has passed on the owner's.
 func within(left time.Duration) time.Duration { return left - left/loanDrift*4 }
 
-// Expire ends the first loan whose Until has passed, and returns how many of its units were left. They are charged at the
-// instant Until. Before that, Expire charges the units of the rate of Quotas. ok is false when there was nothing to do; call
-// Expire until then. Expire also forgets loans that ended more than loanGrace ago.
+// Expire ends the first loan whose Until has passed, and returns how many of its units were left. They are charged at
+// the instant Until. Before that, Expire charges the units of the rate of Quotas. ok is false when there was nothing to
+// do; call Expire until then. Expire also forgets loans that ended more than loanGrace ago.
 //
 // The only error is ErrNoMemory, and nothing has happened then.
 func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok bool, err error) {
@@ -287,15 +293,17 @@ func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok b
 	return n, true, nil
 }
 
-// Report takes in a borrower's totals of a loan. It returns the loan and how many units it charges for them at now. The caller must have ended
-// the loans whose Until has passed (Expire).
+// Report takes in a borrower's totals of a loan. It returns the loan and how many units it charges for them at now. The
+// caller must have ended the loans whose Until has passed (Expire).
 //
-// known is the number of spent units that owners have confirmed to the borrower. If the loan is not known here, because its owner was lost before
-// a copy had it, Report charges t.Spent - known, beyond the limit if need be, and what the borrower has left is on loan for LoanTerm. Without keep, for
-// want of memory or of a place, it ends such a loan: it charges what the borrower has left as well, and keeps nothing of it.
+// known is the number of spent units that owners have confirmed to the borrower. If the loan is not known here, because
+// its owner was lost before a copy had it, Report charges t.Spent - known, beyond the limit if need be, and what the
+// borrower has left is on loan for LoanTerm. Without keep, for want of memory or of a place, it ends such a loan: it
+// charges what the borrower has left as well, and keeps nothing of it.
 //
-// Totals that no borrower can have count as none. A borrower may report more than is known to be lent, after the loss of an owner; Report believes
-// it only until units in use and on loan are twice a limit. Otherwise a caller that may borrow could make a key owe any number of units.
+// Totals that no borrower can have count as none. A borrower may report more than is known to be lent, after the loss
+// of an owner; Report believes it only until units in use and on loan are twice a limit. Otherwise a caller that may
+// borrow could make a key owe any number of units.
 //
 // The only error is ErrNoMemory, and nothing has happened then.
 func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64, keep bool) (l Loan, n int64, err error) {
@@ -321,7 +329,8 @@ func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 		n = min(n, covered+believed)
 		left = min(left, covered+believed-n)
 	}
-	// Each check has spent at least one unit; lateChecks of the units charged before may have had their checks reported later.
+	// Each check has spent at least one unit; lateChecks of the units charged before may have had their checks reported
+	// later.
 	l.Checks = max(had.Checks, min(t.Checks, had.Checks+n+min(had.Spent-had.Checks, lateChecks)))
 	ends := i < 0 && (!keep || len(u.list) >= MaxLoans)
 	if ends {
@@ -354,8 +363,8 @@ func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 	return l, n, nil
 }
 
-// chargeLent charges units that were on loan, and returns how many. It charges none if the limit has become one of concurrency, because no caller
-// would release a lease for a check that a borrower has admitted.
+// chargeLent charges units that were on loan, and returns how many. It charges none if the limit has become one of
+// concurrency, because no caller would release a lease for a check that a borrower has admitted.
 func (ls Limits) chargeLent(a *Arena, s State, at Instant, n int64) (int64, error) {
 	if ls[0].Algorithm == Concurrency {
 		return 0, nil
@@ -373,13 +382,13 @@ func (ls Limits) believable(a *Arena, s State, now Instant, u *Loans) int64 {
 	return max(most, 0)
 }
 
-// Lend lends units to a borrower so that it has up to want of them, renews the term of the loan, and returns the loan. It makes
-// the loan if there is none. With a want of 0 it lends and renews nothing, and ends a loan of which nothing is left. The
-// caller must have called Expire and Report before, and must not call Lend for limits that are not Lendable.
+// Lend lends units to a borrower so that it has up to want of them, renews the term of the loan, and returns the loan.
+// It makes the loan if there is none. With a want of 0 it lends and renews nothing, and ends a loan of which nothing is
+// left. The caller must have called Expire and Report before, and must not call Lend for limits that are not Lendable.
 //
-// A borrower has at most its even part of half of the room, and at most an eighth of the smallest limit, or LeastLoan if that
-// is more. At a time at most half of the free units are lent. The borrower stops spending before left has passed on the
-// owner's clock.
+// A borrower has at most its even part of half of the room, and at most an eighth of the smallest limit, or LeastLoan
+// if that is more. At a time at most half of the free units are lent. The borrower stops spending before left has
+// passed on the owner's clock.
 func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want int64, left time.Duration) Loan {
 	i := u.find(id)
 	if i < 0 && (want <= 0 || len(u.list) >= MaxLoans) {
@@ -405,8 +414,8 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 	if want < LeastLoan && have == 0 || free < u.near*nearLoan || term < leastTerm {
 		want = 0
 	}
-	// Other borrowers may have more than their parts, because room has shrunk since. A borrower that has used up its own part gets half of what
-	// is free at most.
+	// Other borrowers may have more than their parts, because room has shrunk since. A borrower that has used up its
+	// own part gets half of what is free at most.
 	grant := max(min(want-have, free/2), 0)
 	if have == 0 && grant < LeastLoan {
 		grant = 0
@@ -450,8 +459,8 @@ func (u *Loans) shared(i int) (have, borrowers int64) {
 	return have, borrowers
 }
 
-// loanTerm is the longest term of a loan of the limit. The loan of a fixed window ends with the window: a unit that was spent in one window and
-// reported in the next would be charged to the next.
+// loanTerm is the longest term of a loan of the limit. The loan of a fixed window ends with the window: a unit that was
+// spent in one window and reported in the next would be charged to the next.
 func (l *Limit) loanTerm(t []uint64, now Instant) time.Duration {
 	term := LoanTerm
 	if !l.aligned() {
@@ -468,8 +477,8 @@ func (l *Limit) loanTerm(t []uint64, now Instant) time.Duration {
 	return term
 }
 
-// Unite adds the loans of v: both sides of a split may have gone on with those that they share. Of a loan that both know the
-// larger totals and the later end count. A loan that only one side has ended goes on.
+// Unite adds the loans of v: both sides of a split may have gone on with those that they share. Of a loan that both
+// know the larger totals and the later end count. A loan that only one side has ended goes on.
 func (u *Loans) Unite(v *Loans) {
 	for _, l := range v.list {
 		i := u.find(l.ID)
@@ -501,8 +510,8 @@ func (u *Loans) Unite(v *Loans) {
 	u.rerate(since)
 }
 
-// Append appends the loans to dst, with what is left of their terms in place of instants. A reader has another clock: there they end late by the
-// time that the bytes were on the way.
+// Append appends the loans to dst, with what is left of their terms in place of instants. A reader has another clock:
+// there they end late by the time that the bytes were on the way.
 func (u *Loans) Append(dst []byte, now Instant) []byte {
 	var since int64
 	if u.rate > 0 {
@@ -523,7 +532,8 @@ func (u *Loans) Append(dst []byte, now Instant) []byte {
 	return dst
 }
 
-// ReadLoans reads what Loans.Append wrote and returns what follows it. The bytes need not be trusted. The error is ErrSnapshot.
+// ReadLoans reads what Loans.Append wrote and returns what follows it. The bytes need not be trusted. The error is
+// ErrSnapshot.
 func ReadLoans(now Instant, data []byte) (u Loans, rest []byte, err error) {
 	r := &reader{data: data}
 	n := int(r.uint(int64(len(data)) / 25))

@@ -13,8 +13,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// lending is an owner, its borrowers and the way between them, on which messages are late, lost, repeated and overtake each other.
-// Time is the owner's; borrowers' clocks run up to 2 per mille slower or faster.
+// lending is an owner, its borrowers and the way between them, on which messages are late, lost, repeated and overtake
+// each other. Time is the owner's; borrowers' clocks run up to 2 per mille slower or faster.
 type lending struct {
 	t     *testing.T
 	ls    Limits
@@ -375,8 +375,9 @@ func (l *lending) admitted(k *Limit) {
 	}
 }
 
-// TestLoans plays random histories of checks and loans, and wants the guarantee of each algorithm to hold for when units were really
-// spent, whatever happens to messages and borrowers, and no refusal while somebody who answers has units.
+// TestLoans plays random histories of checks and loans, and wants the guarantee of each algorithm to hold for when
+// units were really spent, whatever happens to messages and borrowers, and no refusal while somebody who answers has
+// units.
 func TestLoans(t *testing.T) {
 	shapes := []Limits{
 		{{Algorithm: SlidingLog, Limit: 100, Window: time.Second}},
@@ -434,8 +435,9 @@ func TestLoans(t *testing.T) {
 	}
 }
 
-// TestLoanEnds: units are on loan until the last of their loans ends. A report of more than is known to be granted puts the end of its loan off: an
-// owner that was lost may have renewed it. Of the ends that two sides know the later counts.
+// TestLoanEnds: units are on loan until the last of their loans ends. A report of more than is known to be granted puts
+// the end of its loan off: an owner that was lost may have renewed it. Of the ends that two sides know the later
+// counts.
 func TestLoanEnds(t *testing.T) {
 	ls := Limits{{Algorithm: SlidingLog, Limit: 1000, Window: time.Minute}}
 	a, s := NewArena(nil), make(State, ls.Words())

@@ -169,7 +169,8 @@ func (o *fixedOracle) become(now Instant, l Limit) {
 	o.l, o.count = l, min(o.count, countable(l))
 }
 
-// epochOracle counts in windows that are told by the wall clock alone. One that is open goes on until that has passed its end.
+// epochOracle counts in windows that are told by the wall clock alone. One that is open goes on until that has passed
+// its end.
 type epochOracle struct {
 	l          Limit
 	start, end int64 // of the window, in seconds; equal before the first

@@ -5,29 +5,31 @@ import (
 	"time"
 )
 
-// A Quota is a loan to a borrower that reports rarely and returns nothing when it is asked to, such as a proxy. The loan has a
-// fixed size and a fixed end. The owner sets the end late enough for the borrower to have stopped by then.
+// A Quota is a loan to a borrower that reports rarely and returns nothing when it is asked to, such as a proxy. The
+// loan has a fixed size and a fixed end. The owner sets the end late enough for the borrower to have stopped by then.
 //
-// The units of a Quota are on loan, as those of any loan. A Quota of a token bucket also has a part of the rate: while the loan
-// lasts the bucket fills more slowly by that part, whether or not the borrower uses it. The borrower never has more than
-// its units left, and gets new ones at its rate. So in any interval of length t it admits at most units + rate·t. The owner
-// charges the units that are left when the loan ends; it charges what the rate comes to as it comes. So all admissions
-// together keep the bucket's bound, capacity + rate·t.
+// The units of a Quota are on loan, as those of any loan. A Quota of a token bucket also has a part of the rate: while
+// the loan lasts the bucket fills more slowly by that part, whether or not the borrower uses it. The borrower never has
+// more than its units left, and gets new ones at its rate. So in any interval of length t it admits at most units +
+// rate·t. The owner charges the units that are left when the loan ends; it charges what the rate comes to as it comes.
+// So all admissions together keep the bucket's bound, capacity + rate·t.
 //
-// A new loan replaces the earlier loans of the same Borrower. The owner does not know when the borrower begins to use the
-// new one. So the units of these loans add up, and the highest of their rates counts.
+// A new loan replaces the earlier loans of the same Borrower. The owner does not know when the borrower begins to use
+// the new one. So the units of these loans add up, and the highest of their rates counts.
 
 const (
 	// MaxQuotaTerm is the longest term of a Quota.
 	MaxQuotaTerm = 2 * time.Minute
 	// quotaRenewal is how often a Quota is expected to be replaced by another: each has units of its own.
 	quotaRenewal = 10 * time.Second
-	// quotaKept is how long units are kept for a borrower that there were none for, so that it has them when it asks again.
+	// quotaKept is how long units are kept for a borrower that there were none for, so that it has them when it asks
+	// again.
 	quotaKept = 12 * time.Second
 	// leastQuota is how many units a Quota has if there is room.
 	leastQuota = 4
 	hour       = int64(time.Hour)
-	// longestAccrual bounds the time for which a rate is charged at once: a unit of the lowest rate, and the longest term.
+	// longestAccrual bounds the time for which a rate is charged at once: a unit of the lowest rate, and the longest
+	// term.
 	longestAccrual = 2 * hour
 )
 
@@ -37,7 +39,8 @@ type Quota struct {
 	Ahead  time.Duration // how long the units should last; not used for a token bucket, which lends its rate
 	Share  int64         // percentage of the limit that all Quotas of the state may have together; 0 stands for 100
 	Term   time.Duration // from the instant at which the owner makes the loan until it ends, at most MaxQuotaTerm
-	// Had is the rate of a loan that is reported and that its owner may not know any more; Term is then what is left of the term.
+	// Had is the rate of a loan that is reported and that its owner may not know any more; Term is then what is left of
+	// the term.
 	Had int64
 }
 
@@ -67,8 +70,8 @@ func (u *Loans) parties() map[uint64]party {
 	return all
 }
 
-// cost is the part of a token bucket's rate that a loan takes, in units per hour: its rate, and its units if another loan follows every
-// quotaRenewal.
+// cost is the part of a token bucket's rate that a loan takes, in units per hour: its rate, and its units if another
+// loan follows every quotaRenewal.
 func (l *Loan) cost() int64 {
 	if l.Rate == 0 {
 		return 0
@@ -76,8 +79,8 @@ func (l *Loan) cost() int64 {
 	return min(l.Rate+l.Left()*(hour/int64(quotaRenewal)), MaxLimit)
 }
 
-// rerate computes the rate that is lent from the instant at on. Since the last charge the former rate has made less than a
-// unit, which is carried over.
+// rerate computes the rate that is lent from the instant at on. Since the last charge the former rate has made less
+// than a unit, which is carried over.
 func (u *Loans) rerate(at int64) {
 	before := u.rate
 	u.rate = 0
@@ -109,8 +112,8 @@ func (u *Loans) rerate(at int64) {
 	u.count()
 }
 
-// accrue charges the units that the lent rate has made by the instant to. The charge is dated at the previous one, so that
-// the token bucket is as if it had filled at the rest of its rate all the time.
+// accrue charges the units that the lent rate has made by the instant to. The charge is dated at the previous one, so
+// that the token bucket is as if it had filled at the rest of its rate all the time.
 func (ls Limits) accrue(a *Arena, s State, now Instant, to int64, u *Loans) (n int64, err error) {
 	n = u.due
 	var step int64
@@ -178,10 +181,11 @@ func ratio(n, x, y int64) int64 {
 	return q
 }
 
-// LendQuota lends what a borrower asks for, as far as there is room, and returns the loan. The room is divided by demand among
-// the borrowers that ask. When there is no room the loan is of nothing, and units are kept for the borrower until it asks
-// again. A repeated ID changes nothing; if the loan is known only from a report of its borrower, its end is put off by Term.
-// The caller must have called Expire before, and must not call LendQuota for limits that are not Quotable.
+// LendQuota lends what a borrower asks for, as far as there is room, and returns the loan. The room is divided by
+// demand among the borrowers that ask. When there is no room the loan is of nothing, and units are kept for the
+// borrower until it asks again. A repeated ID changes nothing; if the loan is known only from a report of its borrower,
+// its end is put off by Term. The caller must have called Expire before, and must not call LendQuota for limits that
+// are not Quotable.
 func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, q Quota) Loan {
 	now = s.tick(now)
 	term := int64(max(min(q.Term, MaxQuotaTerm), 0))
@@ -220,8 +224,8 @@ func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, 
 		budget := ratio(ls[0].hourly(), share, 100)
 		part := max(min(others.fair(budget, l.Wants), budget-others.cost), 0)
 		const seconds = hour / int64(time.Second)
-		// The units that its rate makes in a second; but renewals take half of its part at most, and of the capacity each borrower can have two
-		// loans at a time.
+		// The units that its rate makes in a second; but renewals take half of its part at most, and of the capacity
+		// each borrower can have two loans at a time.
 		want = max(min(max(demand/seconds, leastQuota), part/(2*hour/int64(quotaRenewal)), lend/(2*(others.borrowers+1))), 1)
 		l.Rate = max(min(demand, part-want*(hour/int64(quotaRenewal))), 0)
 	} else {
@@ -253,8 +257,8 @@ func (u *Loans) others(borrower uint64) (o others) {
 	return o
 }
 
-// fair is the part of a budget that a borrower has beside the others: in proportion to demand, and equal parts of the rest if the budget exceeds all
-// demand.
+// fair is the part of a budget that a borrower has beside the others: in proportion to demand, and equal parts of the
+// rest if the budget exceeds all demand.
 func (o *others) fair(budget, wants int64) int64 {
 	all := min(wants+o.wants, MaxLimit)
 	if all <= budget {

@@ -10,8 +10,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestQuotaRate holds the sum of what others are admitted and of what data planes may have spent, at its worst, to a bucket's bound, over
-// loans that come and go, and owners that hand the state on.
+// TestQuotaRate holds the sum of what others are admitted and of what data planes may have spent, at its worst, to a
+// bucket's bound, over loans that come and go, and owners that hand the state on.
 func TestQuotaRate(t *testing.T) {
 	type plane struct {
 		loan  Loan

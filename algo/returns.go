@@ -11,10 +11,10 @@ type Return struct {
 	After time.Duration
 }
 
-// Returns lists when the units in use under the i-th limit can be used again, in order of time, with at most most elements.
-// For a log these are the instants at which admissions leave the window. Units that come back at one instant are one element.
-// The list is nil when nothing is in use, when the limit is Unlimited, and for Concurrency, whose units come back when they
-// are released. s changes as by a Decide that charges nothing.
+// Returns lists when the units in use under the i-th limit can be used again, in order of time, with at most most
+// elements. For a log these are the instants at which admissions leave the window. Units that come back at one instant
+// are one element. The list is nil when nothing is in use, when the limit is Unlimited, and for Concurrency, whose
+// units come back when they are released. s changes as by a Decide that charges nothing.
 func (ls Limits) Returns(a *Arena, s State, now Instant, i, most int) (list []Return) {
 	now = s.tick(now)
 	ls.walk(a, s, now, func(at int, c counter, t []uint64) {

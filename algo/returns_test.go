@@ -9,8 +9,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// For every algorithm, and whatever was admitted before: what the list says can be used again at an instant is admitted then and
-// not a nanosecond before.
+// For every algorithm, and whatever was admitted before: what the list says can be used again at an instant is admitted
+// then and not a nanosecond before.
 func TestReturns(t *testing.T) {
 	second := time.Second
 	for _, l := range []Limit{

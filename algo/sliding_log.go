@@ -6,21 +6,23 @@ import (
 	"time"
 )
 
-// slidingLog keeps the instant of every admission of the last l.Window, rounded up to a tick, and so counts the units of the last window. (The
-// "sliding window log" of the literature; Redis users know it as a sorted set.)
+// slidingLog keeps the instant of every admission of the last l.Window, rounded up to a tick, and so counts the units
+// of the last window. (The "sliding window log" of the literature; Redis users know it as a sorted set.)
 //
-// Costs: an admission takes constant time, now and then with a new segment; expiry takes a step for each entry, or for each segment of which
-// all entries have expired. A refusal passes the segments and the entries of one (unitAt): a log of n units has about sqrt(n) segments. takeAt
-// moves the entries of one segment, and passes the segments behind it (merge).
+// Costs: an admission takes constant time, now and then with a new segment; expiry takes a step for each entry, or for
+// each segment of which all entries have expired. A refusal passes the segments and the entries of one (unitAt): a log
+// of n units has about sqrt(n) segments. takeAt moves the entries of one segment, and passes the segments behind it
+// (merge).
 //
 // The path of an admission:
 //
 //  1. advance removes the units that have expired, from the oldest segment on (expire).
 //  2. The request is refused if used is too high. wait then looks for the unit whose expiry makes room (unitAt).
-//  3. reserve, which has nothing to do with reservations, adds a segment if the newest has no room. charge writes the units there (add).
+//  3. reserve, which has nothing to do with reservations, adds a segment if the newest has no room. charge writes the
+//     units there (add).
 //  4. snapshot and since write entries for a copy (entries); restore and extend read them into it (readEntries).
-//  5. Units are removed by expire, by refund, which takes the oldest first, and by takeAt, which takes those of a cancelled reservation. A log
-//     that no call touches keeps its segments until the store's sweep calls advance.
+//  5. Units are removed by expire, by refund, which takes the oldest first, and by takeAt, which takes those of a
+//     cancelled reservation. A log that no call touches keeps its segments until the store's sweep calls advance.
 //
 // Words:
 //
@@ -30,13 +32,14 @@ import (
 //	tick     the unit in which entries count instants; also the lowest 31 bits of an instant, counted in ticks
 //	entry    a tick and the units at it, in 1 to 3 cells
 //	segment  a block of the Arena with entries; a log is a chain of segments
-//	newest   the instant of the newest entry (logNewest, and variables of that name); the method newest returns the Ref of the last segment
-//	         of the chain, which is the newest segment
+//	newest   the instant of the newest entry (logNewest, and variables of that name); the method newest returns the Ref
+//	         of the last segment of the chain, which is the newest segment
 //	size     words: of a segment, those of its block; of a log, those of all its segments
 //
-// The length of a tick is the smallest 1<<k nanoseconds for which the window and one tick more are at most 1<<31 ticks. An
-// instant is rounded up to its tick, so that it expires late by less than a tick, and never early. In a fresh log instants
-// are multiples of a tick. In a log that was read from another process they have that process's offset until it is empty.
+// The length of a tick is the smallest 1<<k nanoseconds for which the window and one tick more are at most 1<<31 ticks.
+// An instant is rounded up to its tick, so that it expires late by less than a tick, and never early. In a fresh log
+// instants are multiples of a tick. In a log that was read from another process they have that process's offset until
+// it is empty.
 //
 // The cells of an entry are
 //
@@ -45,21 +48,24 @@ import (
 //	tick, more|low, more|high beyond that, 31 bits in each cell
 //
 // No two entries are 1<<31 ticks apart, so a tick and the newest instant tell an entry's instant. The bit more tells a
-// count from a tick, so that the newest entry can be found from the end of its segment. A charge writes at most one cell
-// for each unit. An entry from which refund or takeAt has taken units keeps its cells. With headers, room left in segments
-// and pages, and the Arena's tables, a full log of single units takes, for each of them, 8.1 bytes when its limit is 5, 5.9
-// at 100, 4.7 at 1000, 4.3 at 10,000, 4.1 at 100,000 and beyond (TestLogMemory); besides the words of the state.
+// count from a tick, so that the newest entry can be found from the end of its segment. A charge writes at most one
+// cell for each unit. An entry from which refund or takeAt has taken units keeps its cells. With headers, room left in
+// segments and pages, and the Arena's tables, a full log of single units takes, for each of them, 8.1 bytes when its
+// limit is 5, 5.9 at 100, 4.7 at 1000, 4.3 at 10,000, 4.1 at 100,000 and beyond (TestLogMemory); besides the words of
+// the state.
 //
 // Invariants:
 //
-//   - All words of the state are zero when the log is empty. Otherwise the oldest segment has an entry; others may have none.
+//   - All words of the state are zero when the log is empty. Otherwise the oldest segment has an entry; others may have
+//     none.
 //   - Entries are in the order of their instants. Several neighbours may have the same one.
 //   - Each segment counts its units, and their sum is that of the log.
 //   - After takeAt no two neighbours fit into the first of them, the newest segment aside (merge). So cancelled
 //     reservations leave at most half of a log's cells without use.
-//   - Other files change a log by the methods of the interface counter (limits.go) and by takeAt only. With each change but the removal of the
-//     oldest units, they advance the state's position, which Mark reads (extend.go).
-//   - reserve gives an empty log an empty segment. In the same decision charge fills it, or Limits.trim frees it (Limits.reserve).
+//   - Other files change a log by the methods of the interface counter (limits.go) and by takeAt only. With each change
+//     but the removal of the oldest units, they advance the state's position, which Mark reads (extend.go).
+//   - reserve gives an empty log an empty segment. In the same decision charge fills it, or Limits.trim frees it
+//     (Limits.reserve).
 type slidingLog struct{}
 
 const (
@@ -105,8 +111,8 @@ func roundUp(instant int64, k int) int64 { return (instant + 1<<k - 1) >> k << k
 
 // segment is a block of the log: two words of header, then entries.
 //
-// Word 0 holds the next segment's Ref (32 bits), the words of the block (16) and the cell at which the entries end (16).
-// Word 1 holds the number of units in the segment.
+// Word 0 holds the next segment's Ref (32 bits), the words of the block (16) and the cell at which the entries end
+// (16). Word 1 holds the number of units in the segment.
 type segment []uint64
 
 const segmentHeader = 2
@@ -227,8 +233,8 @@ func (c slidingLog) expire(l *Limit, a *Arena, s []uint64, k int, cutoff int64) 
 	}
 	for {
 		g, pos := segmentAt(a, c.oldest(s)), c.pos(s)
-		// If the next segment begins with an expired entry, all of this one has expired. So a log that was full and then left
-		// alone is freed without reading its entries.
+		// If the next segment begins with an expired entry, all of this one has expired. So a log that was full and
+		// then left alone is freed without reading its entries.
 		if next := g.next(); next != 0 {
 			if h := segmentAt(a, next); h.end() > 0 && instantOf(s, h.get(0), k) <= cutoff {
 				c.dropSegment(a, s, g)
@@ -266,10 +272,11 @@ func (slidingLog) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.D
 
 // reserve makes sure that the newest segment has room for what charge may write. There are three sizes of segments:
 //
-//   - The first segment has 4 words, because most logs are small; 3 words for limits 1 and 2, and 5 for limits 5 and 6. So a full log of up to
-//     6 single units is one segment.
-//   - A later segment has about sqrt(2 × words of the log), as a power of two, 4 to MaxBlock. Then the unused cells of the oldest and the newest
-//     segment take about as much as all headers. Blocks of a power of two fill a page exactly.
+//   - The first segment has 4 words, because most logs are small; 3 words for limits 1 and 2, and 5 for limits 5 and 6.
+//     So a full log of up to 6 single units is one segment.
+//   - A later segment has about sqrt(2 × words of the log), as a power of two, 4 to MaxBlock. Then the unused cells of
+//     the oldest and the newest segment take about as much as all headers. Blocks of a power of two fill a page
+//     exactly.
 func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 	last := c.newest(s)
 	if last != 0 {
@@ -308,8 +315,9 @@ func (c slidingLog) charge(l *Limit, a *Arena, s []uint64, now Instant, n int64)
 	c.add(a, s, instant, k, n)
 }
 
-// add writes n units at an instant on a tick that is not before the newest one. Units of the newest instant join the newest
-// entry, if it is in the newest segment. The joined entry grows by at most cellsFor(n), so what reserve made is enough.
+// add writes n units at an instant on a tick that is not before the newest one. Units of the newest instant join the
+// newest entry, if it is in the newest segment. The joined entry grows by at most cellsFor(n), so what reserve made is
+// enough.
 func (c slidingLog) add(a *Arena, s []uint64, instant int64, k int, n int64) {
 	g := segmentAt(a, c.newest(s))
 	i := g.end()
@@ -359,8 +367,8 @@ func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) i
 	return n
 }
 
-// convert gives the chain of s to t; the caller must clear s and not free it. If the ticks change, convert rounds each entry's instant up to the
-// new ones, in its place.
+// convert gives the chain of s to t; the caller must clear s and not free it. If the ticks change, convert rounds each
+// entry's instant up to the new ones, in its place.
 func (c slidingLog) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Limit, t []uint64) {
 	copy(t, s)
 	k, k2 := l.tickShift(), to.tickShift()
@@ -394,8 +402,8 @@ func (c slidingLog) snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Ins
 	return c.entries(dst, l, a, s, now, 0)
 }
 
-// since writes what extend needs to bring a copy up to s. The copy has every unit of s but the newest n; since writes the number of all units, n,
-// and those n.
+// since writes what extend needs to bring a copy up to s. The copy has every unit of s but the newest n; since writes
+// the number of all units, n, and those n.
 func (c slidingLog) since(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, n int64) []byte {
 	units := int64(s[logUnits])
 	n = min(n, units)
@@ -407,9 +415,9 @@ func (c slidingLog) since(dst []byte, l *Limit, a *Arena, s []uint64, now Instan
 	return c.entries(dst, l, a, s, now, units-n)
 }
 
-// entries skips the `without` oldest units, and writes the others from the oldest to the newest; the log must have more than `without`. It writes
-// the age of the newest, the ticks from the first unit to the newest, and each entry's ticks since the one before, with its units if there are
-// several.
+// entries skips the `without` oldest units, and writes the others from the oldest to the newest; the log must have more
+// than `without`. It writes the age of the newest, the ticks from the first unit to the newest, and each entry's ticks
+// since the one before, with its units if there are several.
 func (c slidingLog) entries(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, without int64) []byte {
 	r, newest := c.read(a, s, l.tickShift()), int64(s[logNewest])
 	r.pass(without)
@@ -445,12 +453,12 @@ func (c slidingLog) restore(l *Limit, a *Arena, s []uint64, now Instant, r *read
 	return c.readEntries(l, a, s, now, r, units)
 }
 
-// extend reads what since wrote, into a copy of that log. It drops the copy's oldest units until the copy has only those that the log has besides
-// the n newest, and then adds these n. That is right if, since the copy's mark, the log has lost only its oldest units, and units that it was
-// charged after the mark.
+// extend reads what since wrote, into a copy of that log. It drops the copy's oldest units until the copy has only
+// those that the log has besides the n newest, and then adds these n. That is right if, since the copy's mark, the log
+// has lost only its oldest units, and units that it was charged after the mark.
 //
-// AppendSince sends a snapshot in place of this if the mark is of an earlier generation of positions. GiveBack, which calls takeAt, begins a new
-// generation if a copy may have the units that takeAt has taken.
+// AppendSince sends a snapshot in place of this if the mark is of an earlier generation of positions. GiveBack, which
+// calls takeAt, begins a new generation if a copy may have the units that takeAt has taken.
 func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error {
 	units := r.uint(MaxLimit)
 	n := r.uint(units)
@@ -467,8 +475,9 @@ func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reade
 }
 
 // readEntries adds what entries wrote, so many units, to the end of the log. An empty log takes over the writer's
-// ticks. A log with entries keeps its own, and an entry between two ticks gets the later one. There, an instant after now counts as now. If an
-// entry would be older than the newest one, because its message took less time, it gets the newest instant.
+// ticks. A log with entries keeps its own, and an entry between two ticks gets the later one. There, an instant after
+// now counts as now. If an entry would be older than the newest one, because its message took less time, it gets the
+// newest instant.
 func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *reader, units int64) error {
 	k, empty := l.tickShift(), s[logUnits] == 0
 	age := r.int(2 * int64(MaxWindow))
@@ -502,22 +511,24 @@ func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *
 	return r.err
 }
 
-// onTick is the instant of the first tick that is neither before an instant nor before the newest entry. The log must not be
-// empty.
+// onTick is the instant of the first tick that is neither before an instant nor before the newest entry. The log must
+// not be empty.
 func (slidingLog) onTick(s []uint64, k int, instant int64) int64 {
 	newest := int64(s[logNewest])
 	return newest + roundUp(max(instant-newest, 0), k)
 }
 
-// join makes u the log that has, from each instant to now, the larger of the numbers of units that s and t have. It passes the instants of both
-// from the oldest on. At each, u gets n units: those by which the larger of the two counts, from the instant to now, falls when the instant is
-// passed. u has the ticks of the side with the newest entry. If the other side has other ticks, its entries expire late, by less than a tick.
+// join makes u the log that has, from each instant to now, the larger of the numbers of units that s and t have. It
+// passes the instants of both from the oldest on. At each, u gets n units: those by which the larger of the two counts,
+// from the instant to now, falls when the instant is passed. u has the ticks of the side with the newest entry. If the
+// other side has other ticks, its entries expire late, by less than a tick.
 func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	if s[logUnits] == 0 || int64(s[logNewest]) < int64(t[logNewest]) {
 		s, t = t, s
 	}
 	k, newest := l.tickShift(), int64(s[logNewest])
-	// The ticks reach back to oldest. Only an entry that longer ticks, of a former window, had rounded up can be before that.
+	// The ticks reach back to oldest. Only an entry that longer ticks, of a former window, had rounded up can be before
+	// that.
 	oldest := newest - tickMask<<k
 	x, y := c.read(a, s, k), c.read(a, t, k)
 	mine, other := int64(s[logUnits]), int64(t[logUnits]) // units that have not been passed
@@ -611,7 +622,8 @@ func (r *logReader) passInstant(instant int64) (n int64) {
 	return n
 }
 
-// unitAt is the instant of the i-th oldest unit, counted from 1. It uses no reader: with a reader, a refusal would take 1.5 times as long.
+// unitAt is the instant of the i-th oldest unit, counted from 1. It uses no reader: with a reader, a refusal would take
+// 1.5 times as long.
 func (c slidingLog) unitAt(a *Arena, s []uint64, k int, i int64) int64 {
 	g, pos := segmentAt(a, c.oldest(s)), c.pos(s)
 	for i > int64(g[1]) {
@@ -628,8 +640,8 @@ func (c slidingLog) unitAt(a *Arena, s []uint64, k int, i int64) int64 {
 	}
 }
 
-// find returns a reader at the oldest entry that is not before an instant and less than a tick after it, and how many units
-// are older.
+// find returns a reader at the oldest entry that is not before an instant and less than a tick after it, and how many
+// units are older.
 func (c slidingLog) find(a *Arena, s []uint64, k int, instant int64) (r logReader, older int64, ok bool) {
 	if s[logUnits] == 0 || instant > int64(s[logNewest]) {
 		return r, 0, false
@@ -648,8 +660,8 @@ func (c slidingLog) find(a *Arena, s []uint64, k int, instant int64) (r logReade
 	return r, older, r.instant < instant+1<<k
 }
 
-// takeAt takes up to n units from the entries at the instant of the oldest entry not before `instant`, if that is less than a tick after
-// `instant`. It returns how many it took.
+// takeAt takes up to n units from the entries at the instant of the oldest entry not before `instant`, if that is less
+// than a tick after `instant`. It returns how many it took.
 func (c slidingLog) takeAt(a *Arena, s []uint64, k int, instant, n int64) (taken int64) {
 	r, _, ok := c.find(a, s, k, instant)
 	if !ok {
@@ -685,8 +697,8 @@ func (c slidingLog) takeAt(a *Arena, s []uint64, k int, instant, n int64) (taken
 	return taken
 }
 
-// merge moves the entries of each segment after g into the one before it, if they fit there, and frees the empty one. The
-// newest segment stays, because the next charge may go there.
+// merge moves the entries of each segment after g into the one before it, if they fit there, and frees the empty one.
+// The newest segment stays, because the next charge may go there.
 func (c slidingLog) merge(a *Arena, s []uint64, g segment) {
 	for g.next() != 0 {
 		r, end := g.next(), g.end()

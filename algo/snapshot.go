@@ -5,14 +5,15 @@ import (
 	"errors"
 )
 
-// A snapshot is a state without its clock: every instant is written as an age, and the reader counts the ages from its own
-// present. Units of a snapshot that is on the way for a time therefore expire late by that time, and never early. The
-// limits are not part of a snapshot: reader and writer must agree on them by other means.
+// A snapshot is a state without its clock: every instant is written as an age, and the reader counts the ages from its
+// own present. Units of a snapshot that is on the way for a time therefore expire late by that time, and never early.
+// The limits are not part of a snapshot: reader and writer must agree on them by other means.
 //
 // It begins with a byte for the version of the format, 1. Then comes, for each limit that is not unlimited, a byte with
 // the algorithm's number, to which 128 is added when it is idle; otherwise follows
 //
-//	fixed_window     age of the window's start, count; of a calendar window: signed start in seconds since 1970 UTC, count
+//	fixed_window     age of the window's start, count; of a calendar window: signed start in seconds since 1970 UTC,
+//	                 count
 //	sliding_window   age of the newest slot's start, number of older slots that follow, the counts, the newest first
 //	sliding_counter  age of the window's start, previous count, present count
 //	token_bucket,    time until full (or empty), remainder in limit-ths of a nanosecond
@@ -38,9 +39,9 @@ func (ls Limits) Append(dst []byte, a *Arena, s State, now Instant) []byte {
 	return ls.AppendSince(dst, a, s, now, 0)
 }
 
-// Restore makes s, uninitialised, the state whose snapshot data begins with, and returns what follows it. The bytes need
-// not be trusted: they can make a state that no history leads to, but none that a later call could stumble over, and
-// they cannot take more memory than some thousand times their length.
+// Restore makes s, uninitialised, the state whose snapshot data begins with, and returns what follows it. The bytes
+// need not be trusted: they can make a state that no history leads to, but none that a later call could stumble over,
+// and they cannot take more memory than some thousand times their length.
 //
 // The error is ErrSnapshot or ErrNoMemory; s is fresh then.
 func (ls Limits) Restore(a *Arena, s State, now Instant, data []byte) (rest []byte, err error) {

@@ -1,13 +1,13 @@
-// Package auth authenticates callers and authorizes their calls. An access file, parsed strictly, names the callers: their
-// tokens and the names in their certificates, their roles, and the policies and namespaces that they may use.
+// Package auth authenticates callers and authorizes their calls. An access file, parsed strictly, names the callers:
+// their tokens and the names in their certificates, their roles, and the policies and namespaces that they may use.
 //
 // Authorize and its relatives HTTP, GRPC and Stream authenticate a request or stream once, from its headers and its
 // connection, and demand the role that its route or method needs. The context that they return has the caller. Service,
-// Lender and Quotas authorize each operation in such a context by the access file in force at that moment. A caller that is
-// removed from the file loses its rights at once, but keeps its connections.
+// Lender and Quotas authorize each operation in such a context by the access file in force at that moment. A caller
+// that is removed from the file loses its rights at once, but keeps its connections.
 //
-// The package does not verify certificates (the listener does), does not hide which policies exist, and does not protect the
-// ports between nodes, which have certificates of their own.
+// The package does not verify certificates (the listener does), does not hide which policies exist, and does not
+// protect the ports between nodes, which have certificates of their own.
 package auth
 
 import (
@@ -177,9 +177,9 @@ func (a *Authorizer) over(expires time.Time) bool {
 	return !expires.IsZero() && a.cfg.Now != nil && !a.cfg.Now().Before(expires)
 }
 
-// Authorize authenticates a request or stream by its credentials and demands a role. listener is the listener's name for
-// metrics and logs. It does not need the request's body. The request must be served in the context that it returns, because
-// Service finds the caller there.
+// Authorize authenticates a request or stream by its credentials and demands a role. listener is the listener's name
+// for metrics and logs. It does not need the request's body. The request must be served in the context that it returns,
+// because Service finds the caller there.
 func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role, e Credentials) (context.Context, *Denial) {
 	return a.authorize(&session{Context: ctx, listener: listener, credentials: e}, role)
 }
@@ -206,9 +206,9 @@ func (a *Authorizer) begin(s *session) (denial *Denial) {
 	return denial
 }
 
-// Authenticated says whether the caller of a request or stream with this context is authenticated. A caller of an open route
-// or method is so only with valid credentials. Without an access file every caller is, if it has a certificate where
-// NeedCertificate demands one.
+// Authenticated says whether the caller of a request or stream with this context is authenticated. A caller of an open
+// route or method is so only with valid credentials. Without an access file every caller is, if it has a certificate
+// where NeedCertificate demands one.
 func Authenticated(ctx context.Context) bool {
 	_, ok := ctx.Value(sessionKey{}).(*session)
 	return ok
@@ -223,7 +223,8 @@ func CallerName(ctx context.Context) string {
 	return ""
 }
 
-// Roles returns the roles that the caller in a context has by the access file in force now; none without authentication.
+// Roles returns the roles that the caller in a context has by the access file in force now; none without
+// authentication.
 func (a *Authorizer) Roles(ctx context.Context) (roles Role) {
 	s, ok := ctx.Value(sessionKey{}).(*session)
 	if !ok {
@@ -237,9 +238,9 @@ func (a *Authorizer) Roles(ctx context.Context) (roles Role) {
 	return roles
 }
 
-// MayUse returns a function for the caller in a context: whether it may use a policy in a role or, when the policy's name is
-// empty, inline limits of a namespace. It is by the access file in force now. Without authentication the function returns
-// false.
+// MayUse returns a function for the caller in a context: whether it may use a policy in a role or, when the policy's
+// name is empty, inline limits of a namespace. It is by the access file in force now. Without authentication the
+// function returns false.
 func (a *Authorizer) MayUse(ctx context.Context, role Role) func(policy, namespace string) bool {
 	var caller *Caller
 	if s, ok := ctx.Value(sessionKey{}).(*session); ok {
@@ -266,7 +267,8 @@ func (a *Authorizer) demand(caller *Caller, list *Callers, role Role, e *Credent
 	return nil
 }
 
-// denied counts and audits a denied call. caller is nil when it is not authenticated; t is zero when the call has no target.
+// denied counts and audits a denied call. caller is nil when it is not authenticated; t is zero when the call has no
+// target.
 func (a *Authorizer) denied(listener string, d *Denial, caller *Caller, e *Credentials, t limit.Target) {
 	event := Event{Action: ActionDenied, Listener: listener, Target: t, Reason: d.Reason, What: d.Message}
 	event.present(e)
@@ -308,16 +310,16 @@ func (a *Authorizer) HTTP(r *http.Request, role Role) (context.Context, *Denial)
 	return a.Authorize(r.Context(), "http", role, httpCredentials(r))
 }
 
-// HasRole says whether the caller of an HTTP request has a role. Unlike HTTP it reports no denial: it is for parts of an
-// open answer that only some callers may see.
+// HasRole says whether the caller of an HTTP request has a role. Unlike HTTP it reports no denial: it is for parts of
+// an open answer that only some callers may see.
 func (a *Authorizer) HasRole(r *http.Request, role Role) bool {
 	e, list := httpCredentials(r), a.callers()
 	caller, _, denial := a.authenticate(&e, list)
 	return denial == nil && a.demand(caller, list, role, &e) == nil
 }
 
-// Asker returns the name of the caller of an HTTP request, and whether the caller is authenticated. Like HasRole it reports
-// no denial.
+// Asker returns the name of the caller of an HTTP request, and whether the caller is authenticated. Like HasRole it
+// reports no denial.
 func (a *Authorizer) Asker(r *http.Request) (name string, authenticated bool) {
 	e := httpCredentials(r)
 	caller, _, denial := a.authenticate(&e, a.callers())
@@ -335,8 +337,8 @@ func httpCredentials(r *http.Request) Credentials {
 	return e
 }
 
-// GRPC authorizes a call of a gRPC method (its full name) by the headers and the connection in ctx, as Authorize does. The
-// error is a gRPC status. It must be called before the message is read.
+// GRPC authorizes a call of a gRPC method (its full name) by the headers and the connection in ctx, as Authorize does.
+// The error is a gRPC status. It must be called before the message is read.
 func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, error) {
 	role, listed := a.roles[method]
 	s := &session{Context: ctx, listener: "grpc"}
@@ -396,8 +398,8 @@ type authorizedStream struct {
 // Context implements grpc.ServerStream.
 func (s *authorizedStream) Context() context.Context { return s.ctx }
 
-// SendMsg implements grpc.ServerStream. It sends nothing to a caller that has lost the role of the method. It does not look
-// at streams of RoleCheck, in which Service authorizes each check.
+// SendMsg implements grpc.ServerStream. It sends nothing to a caller that has lost the role of the method. It does not
+// look at streams of RoleCheck, in which Service authorizes each check.
 func (s *authorizedStream) SendMsg(m any) error {
 	if from, ok := s.ctx.Value(sessionKey{}).(*session); ok && s.role != RoleCheck && s.role != RoleOpen {
 		if caller, denial := s.authorizer.permit(from, s.role); denial != nil {

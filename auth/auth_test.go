@@ -322,7 +322,8 @@ func TestRevoked(t *testing.T) {
 	expect.NoError(t, expect.Err(svc.Check(ctx, login)))
 }
 
-// TestExpiredToken: a token ends to count while it is used, with the next call or check, and the next message of a stream.
+// TestExpiredToken: a token ends to count while it is used, with the next call or check, and the next message of a
+// stream.
 func TestExpiredToken(t *testing.T) {
 	w := watch(t)
 	day := time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)
@@ -401,8 +402,8 @@ func (n *news) SendMsg(m any) error {
 	return nil
 }
 
-// TestBatchInSteps: checks of a batch that their caller may not ask are answered by errors and not decided; who is not known
-// may ask nothing.
+// TestBatchInSteps: checks of a batch that their caller may not ask are answered by errors and not decided; who is not
+// known may ask nothing.
 func TestBatchInSteps(t *testing.T) {
 	w := watch(t)
 	set := must.Value(policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 3, window: 1h}, {name: payout, algorithm: fixed_window, limit: 3, window: 1h}]`)))(t)
@@ -461,7 +462,8 @@ func (quiet) CheckTo(context.Context, []limit.Check, limit.Denials, []limit.Resu
 	return nil
 }
 
-// TestRefundsByChecks: a check that gives units back needs the role refund, for its policy, and is on record as a refund.
+// TestRefundsByChecks: a check that gives units back needs the role refund, for its policy, and is on record as a
+// refund.
 func TestRefundsByChecks(t *testing.T) {
 	const both = "weir_both"
 	w := watch(t)
@@ -510,7 +512,8 @@ func TestRefundsByChecks(t *testing.T) {
 	}
 }
 
-// TestCommitsAreBounded: who may charge a key may commit any excess to it, and have checks that charge always. Others are bounded: also those who may charge others only.
+// TestCommitsAreBounded: who may charge a key may commit any excess to it, and have checks that charge always. Others
+// are bounded: also those who may charge others only.
 func TestCommitsAreBounded(t *testing.T) {
 	w := watch(t)
 	line := "  - {name: %s, tokens: [%s], roles: [check], policies: [login], namespaces: [shop], grants: [{roles: [charge], policies: [%s], namespaces: [%s]}]}\n"

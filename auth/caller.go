@@ -21,8 +21,8 @@ type Role uint8
 // The roles. RoleOpen is the role of methods and paths that need no authentication.
 const (
 	RoleOpen Role = 0
-	// RoleCheck allows check, acquire, renew, release, reserve, extend, commit and cancel, with the grant's policies and
-	// namespaces.
+	// RoleCheck allows check, acquire, renew, release, reserve, extend, commit and cancel, with the grant's policies
+	// and namespaces.
 	RoleCheck    Role = 1 << 0
 	RoleRefund   Role = 1 << 1 // refund and reset, with the grant's policies and namespaces: gives back what others were charged
 	RoleRead     Role = 1 << 2 // status, policies, metrics
@@ -31,8 +31,8 @@ const (
 	RoleKeys     Role = 1 << 5 // see the keys in use, which are callers' data, with the grant's policies and namespaces
 	// RoleOverrides allows to see and change overrides while nodes run, with the grant's policies.
 	RoleOverrides Role = 1 << 7
-	// RoleCharge allows to charge costs that are never refused, which can bring any key into debt, with the grant's policies
-	// and namespaces.
+	// RoleCharge allows to charge costs that are never refused, which can bring any key into debt, with the grant's
+	// policies and namespaces.
 	RoleCharge Role = 1 << 6
 )
 
@@ -128,8 +128,8 @@ type token struct {
 // Len returns the number of callers.
 func (l *Callers) Len() int { return len(l.callers) }
 
-// ByToken returns the caller with a token, or nil, and when the token expires; zero: never. It does not compare that with
-// the time. It takes as long for a wrong token as for a right one.
+// ByToken returns the caller with a token, or nil, and when the token expires; zero: never. It does not compare that
+// with the time. It takes as long for a wrong token as for a right one.
 func (l *Callers) ByToken(text string) (found *Caller, expires time.Time) {
 	sum := sha256.Sum256([]byte(text))
 	for i := range l.tokens {
@@ -140,8 +140,8 @@ func (l *Callers) ByToken(text string) (found *Caller, expires time.Time) {
 	return found, expires
 }
 
-// ByIdentities returns the caller that has one of the identities of a verified certificate, or nil. If several callers have
-// one, it is the first in the file.
+// ByIdentities returns the caller that has one of the identities of a verified certificate, or nil. If several callers
+// have one, it is the first in the file.
 func (l *Callers) ByIdentities(identities []string) *Caller {
 	first := len(l.callers)
 	for _, id := range identities {
@@ -155,9 +155,9 @@ func (l *Callers) ByIdentities(identities []string) *Caller {
 	return l.callers[first]
 }
 
-// Identities returns the names in a certificate as access files spell them: its subject alternative names and its subject's
-// common name. A SPIFFE id counts only in an X.509-SVID, that is, without another URI and not in an authority's certificate
-// (X509-SVID standard, sections 2 and 5.2).
+// Identities returns the names in a certificate as access files spell them: its subject alternative names and its
+// subject's common name. A SPIFFE id counts only in an X.509-SVID, that is, without another URI and not in an
+// authority's certificate (X509-SVID standard, sections 2 and 5.2).
 func Identities(leaf *x509.Certificate) []string {
 	ids := make([]string, 0, len(leaf.DNSNames)+len(leaf.URIs)+1)
 	for _, name := range leaf.DNSNames {
@@ -192,8 +192,8 @@ const hashPrefix = "sha256:"
 
 // Denial says why a call is denied. It implements error.
 type Denial struct {
-	// Authenticated says that the caller is known and lacks a right (403, PERMISSION_DENIED). Otherwise the authentication
-	// failed (401, UNAUTHENTICATED).
+	// Authenticated says that the caller is known and lacks a right (403, PERMISSION_DENIED). Otherwise the
+	// authentication failed (401, UNAUTHENTICATED).
 	Authenticated bool
 	Reason        string // one of the constants below; a label of metrics
 	Message       string // for the caller; without secrets

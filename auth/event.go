@@ -19,13 +19,14 @@ type Event struct {
 	Credential string
 	Identities string   // of the caller's certificate; empty: none
 	From       net.Addr // nil: not known
-	// Target is the policy or namespace and the key of a refund or reset, and the policy or namespace of a denied check.
+	// Target is the policy or namespace and the key of a refund or reset, and the policy or namespace of a denied
+	// check.
 	Target limit.Target
 	Units  int64  // of a refund: units asked for
 	Result int64  // of a refund: units given back
 	Reason string // of a denial: its Reason
-	// What is the message of a denial, the step and key id of a changed gossip key, or the new and old settings of a changed
-	// override.
+	// What is the message of a denial, the step and key id of a changed gossip key, or the new and old settings of a
+	// changed override.
 	What string
 	Err  error // why it failed; nil: it did not
 }

@@ -202,7 +202,8 @@ callers:
 	}
 }
 
-// TestSPIFFE: ids are written with or without uri:, and count in an SVID only: a certificate with one URI, of no authority.
+// TestSPIFFE: ids are written with or without uri:, and count in an SVID only: a certificate with one URI, of no
+// authority.
 func TestSPIFFE(t *testing.T) {
 	l := must.Value(Parse("a", []byte(`
 callers:

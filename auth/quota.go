@@ -6,8 +6,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Quotas returns quotas with authorization at a listener, as Service does. A quota needs RoleCheck for its target. What was
-// lent to a caller that has lost the right ends by itself.
+// Quotas returns quotas with authorization at a listener, as Service does. A quota needs RoleCheck for its target. What
+// was lent to a caller that has lost the right ends by itself.
 func (a *Authorizer) Quotas(listener string, quotas limit.Quotas) limit.Quotas {
 	if a.cfg.Callers == nil && a.cfg.Audit == nil {
 		return quotas

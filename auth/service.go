@@ -18,8 +18,8 @@ import (
 
 // Service returns svc with authorization at a listener: each operation needs a role, and the right of the caller in its
 // context to the policies and namespaces. In a batch, a check that the caller may not make gets an error of its own. A
-// context that Authorize has not returned is denied. Refunds and resets go to the audit log. Without an access file and an
-// audit log it returns svc.
+// context that Authorize has not returned is denied. Refunds and resets go to the audit log. Without an access file and
+// an audit log it returns svc.
 func (a *Authorizer) Service(listener string, svc limiter.BatchService) limiter.BatchService {
 	if a.cfg.Callers == nil && a.cfg.Audit == nil {
 		return svc
@@ -68,8 +68,8 @@ func (s *service) target(ctx context.Context, c *Caller, role Role, t *limit.Tar
 	return &limit.Error{Kind: limit.Denied, Field: field, Message: what}
 }
 
-// Demand returns an error unless the caller in a context may use a target's policy or namespace in a role. It counts and
-// audits a denial, as Service does. It is for calls that are no operation of a limit.Service.
+// Demand returns an error unless the caller in a context may use a target's policy or namespace in a role. It counts
+// and audits a denial, as Service does. It is for calls that are no operation of a limit.Service.
 func (a *Authorizer) Demand(ctx context.Context, role Role, t limit.Target) *limit.Error {
 	s := &service{authorizer: a}
 	if from, ok := ctx.Value(sessionKey{}).(*session); ok {
@@ -78,8 +78,9 @@ func (a *Authorizer) Demand(ctx context.Context, role Role, t limit.Target) *lim
 	return s.authorize(ctx, role, &t)
 }
 
-// Permit returns an error unless the caller in a context has a role, for any policy. It counts and audits a denial. It is
-// for parts of a stream that need another role than the stream, and may be called repeatedly while the stream is open.
+// Permit returns an error unless the caller in a context has a role, for any policy. It counts and audits a denial. It
+// is for parts of a stream that need another role than the stream, and may be called repeatedly while the stream is
+// open.
 func (a *Authorizer) Permit(ctx context.Context, role Role) *limit.Error {
 	if a.cfg.Callers == nil && a.cfg.Audit == nil {
 		return nil
@@ -105,8 +106,8 @@ func authorized[A any](ctx context.Context, s *service, role Role, t *limit.Targ
 	return f()
 }
 
-// authorizeList demands a role and the right to use each of n targets. list is the list's name in errors; empty: there is no
-// list.
+// authorizeList demands a role and the right to use each of n targets. list is the list's name in errors; empty: there
+// is no list.
 func (s *service) authorizeList(ctx context.Context, role Role, list string, n int, at func(i int) *limit.Target) error {
 	c, denied := s.caller(ctx, role)
 	if denied != nil {
@@ -323,9 +324,9 @@ func (s *service) Reset(ctx context.Context, t limit.Target) error {
 	return err
 }
 
-// Lender returns lender with authorization at a listener, as Service does. Borrowing needs RoleCheck. A loan that the caller
-// may not have, or not any longer, is answered Ended; units that it has spent of the loan are charged only when the loan
-// ends.
+// Lender returns lender with authorization at a listener, as Service does. Borrowing needs RoleCheck. A loan that the
+// caller may not have, or not any longer, is answered Ended; units that it has spent of the loan are charged only when
+// the loan ends.
 func (a *Authorizer) Lender(listener string, lender limit.Lender) limit.Lender {
 	if a.cfg.Callers == nil && a.cfg.Audit == nil {
 		return lender
@@ -345,8 +346,8 @@ func (l *lending) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 	return permitted(ctx, &l.service, in, out, target, over, l.Lender.Lend)
 }
 
-// permitted calls next with the elements whose targets the caller may use, and copies its answers to out. deny makes the
-// answers of the other elements from their errors. wait is that of a limit.Lender.
+// permitted calls next with the elements whose targets the caller may use, and copies its answers to out. deny makes
+// the answers of the other elements from their errors. wait is that of a limit.Lender.
 func permitted[In, Out any](ctx context.Context, s *service, in []In, out []Out, target func(*In) *limit.Target,
 	deny func(*limit.Error) Out, next func(context.Context, []In, []Out) (func(), error)) (wait func(), err error) {
 	c, denied := s.caller(ctx, RoleCheck)

@@ -82,8 +82,8 @@ func byZipf(keys []string) pick {
 
 func newRandom(i int) *rand.Rand { return rand.New(rand.NewPCG(uint64(i), rand.Uint64())) }
 
-// An asking opens the connections of a workload's callers to a system. newCall returns the i-th caller's call; closeAll closes the
-// connections.
+// An asking opens the connections of a workload's callers to a system. newCall returns the i-th caller's call; closeAll
+// closes the connections.
 type asking func(ctx context.Context, s *system) (newCall func(i int) call, closeAll func(), err error)
 
 // dialAll opens connections to every node: conns[i] are those to node i.
@@ -209,7 +209,8 @@ func one(a load.Answer, err error) (int, error) {
 	return 1, err
 }
 
-// goClient asks for one check at a time through the Go client, by default with its memory of refusals and loans, which package load turns off.
+// goClient asks for one check at a time through the Go client, by default with its memory of refusals and loans, which
+// package load turns off.
 func goClient(policy string, pick pick, opts ...client.Option) asking {
 	return func(ctx context.Context, s *system) (func(int) call, func(), error) {
 		var addrs []string
@@ -356,8 +357,9 @@ func pipelined(ctx context.Context, r *recorder, conn grpc.ClientConnInterface, 
 	return nil
 }
 
-// slidingWindow is the script that users of Redis write: a sorted set of admissions for each key, by the server's clock. A member is the
-// instant and a number that the caller chooses, so that two admissions in one microsecond are two members.
+// slidingWindow is the script that users of Redis write: a sorted set of admissions for each key, by the server's
+// clock. A member is the instant and a number that the caller chooses, so that two admissions in one microsecond are
+// two members.
 const slidingWindow = `
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -371,8 +373,8 @@ redis.call('PEXPIRE', KEYS[1], window / 1000)
 return 1
 `
 
-// redisPool is the number of connections of go-redis. With its default, ten for each CPU, callers wait on a small machine; with more than
-// redisPool the rate does not rise.
+// redisPool is the number of connections of go-redis. With its default, ten for each CPU, callers wait on a small
+// machine; with more than redisPool the rate does not rise.
 const redisPool = 64
 
 // goRedis asks Redis with go-redis.
@@ -422,8 +424,8 @@ type command struct {
 	lines int
 }
 
-// commands sends respBatch commands at a time on one connection for each caller. It counts replies and does not parse them, so that the
-// caller, which shares the machine, takes little CPU.
+// commands sends respBatch commands at a time on one connection for each caller. It counts replies and does not parse
+// them, so that the caller, which shares the machine, takes little CPU.
 func commands(c command, pick pick) asking {
 	return func(ctx context.Context, s *system) (func(int) call, func(), error) {
 		var conns []net.Conn

@@ -21,16 +21,17 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// serveCommand is the hidden subcommand of the floors' processes. A floor is a server that does no more than a transport needs.
+// serveCommand is the hidden subcommand of the floors' processes. A floor is a server that does no more than a
+// transport needs.
 const serveCommand = "serve-floor"
 
-// roomyGC is the GOGC of the floors and of the callers. A process that holds no states has a small heap, so at the default of 100 it collects
-// many times a second. An echo then costs more than Weir with its larger heap: 21 CPU seconds a million calls were measured, in place of 15.
-// The systems that are compared run with their defaults.
+// roomyGC is the GOGC of the floors and of the callers. A process that holds no states has a small heap, so at the
+// default of 100 it collects many times a second. An echo then costs more than Weir with its larger heap: 21 CPU
+// seconds a million calls were measured, in place of 15. The systems that are compared run with their defaults.
 const roomyGC = 400
 
-// serveFloor is the process of a floor: it carries the same messages as Weir and decides nothing. It ends with its standard input, and so with
-// the harness.
+// serveFloor is the process of a floor: it carries the same messages as Weir and decides nothing. It ends with its
+// standard input, and so with the harness.
 func serveFloor(args []string) error {
 	fs := flag.NewFlagSet(serveCommand, flag.ContinueOnError)
 	kind := fs.String("kind", "echo", "echo, forward or http")
@@ -77,7 +78,8 @@ func serveFloor(args []string) error {
 	return <-failed
 }
 
-// echoServer answers every check with the same decision. Its responses are made in advance, so that it spends time on transport only.
+// echoServer answers every check with the same decision. Its responses are made in advance, so that it spends time on
+// transport only.
 type echoServer struct {
 	weirv1.UnimplementedLimiterServer
 	responses map[int]*weirv1.CheckResponse
@@ -141,7 +143,8 @@ func echoService() *grpc.ServiceDesc {
 
 const echoStreamMethod = "/weir.bench.Echo/Stream"
 
-// echoStream describes a stream with the messages of the unary call, each with one answer. Weir's interface has no such stream.
+// echoStream describes a stream with the messages of the unary call, each with one answer. Weir's interface has no such
+// stream.
 func echoStream() *grpc.StreamDesc {
 	return &grpc.StreamDesc{
 		StreamName: "Stream", ServerStreams: true, ClientStreams: true,

@@ -23,8 +23,8 @@ import (
 // inProcessKeys is how many keys the libraries hold.
 const inProcessKeys = 1_000_000
 
-// A library decides in this process. make returns a function that asks for one unit of a key: a token bucket of so many units a window, or,
-// for the bare map, a function that always returns true.
+// A library decides in this process. make returns a function that asks for one unit of a key: a token bucket of so many
+// units a window, or, for the bare map, a function that always returns true.
 type library struct {
 	name string
 	make func(units int, window time.Duration) (func(key string) bool, error)

@@ -1,13 +1,13 @@
-// Command bench runs Weir, the alternatives that users have, and the floors of the transports in turns on one machine. It prints rates, server
-// CPU per million decisions, resident memory and latencies, as medians over several rounds, and their ratios. See docs/performance.md for what
-// each row means.
+// Command bench runs Weir, the alternatives that users have, and the floors of the transports in turns on one machine.
+// It prints rates, server CPU per million decisions, resident memory and latencies, as medians over several rounds, and
+// their ratios. See docs/performance.md for what each row means.
 //
 //	cd bench && go run . [-short] [-rounds 5] [-only regexp] [-json FILE] [-md FILE]
 //	    [-gubernator PATH] [-weir PATH] [-beside PATH] [-nodes 3]
 //
-// It runs on Linux, because it reads the servers' CPU and memory from /proc. Every server listens on loopback, is bounded in time and count,
-// and is ended by its own pid, even if the harness is interrupted. The exit status is 0 if everything was measured, or left out with a reason,
-// and 2 if the harness failed.
+// It runs on Linux, because it reads the servers' CPU and memory from /proc. Every server listens on loopback, is
+// bounded in time and count, and is ended by its own pid, even if the harness is interrupted. The exit status is 0 if
+// everything was measured, or left out with a reason, and 2 if the harness failed.
 package main
 
 import (

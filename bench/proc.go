@@ -37,8 +37,8 @@ type process struct {
 // stopGrace is how long a child may take to end after SIGTERM.
 const stopGrace = 3 * time.Second
 
-// start starts a program. Its standard input stays open until it is stopped, so a child of this binary sees the end of the harness. The kernel
-// ends all other children then.
+// start starts a program. Its standard input stays open until it is stopped, so a child of this binary sees the end of
+// the harness. The kernel ends all other children then.
 func (c *children) start(name, path string, args, env []string) (*process, error) {
 	p := &process{name: name, lines: make(chan string, 16), stderr: &tail{most: 4 << 10}, exited: make(chan struct{})}
 	p.cmd = exec.Command(path, args...)
@@ -187,8 +187,8 @@ func (p *process) usage() (usage, error) {
 // clockTick is the unit of CPU time in /proc: USER_HZ is 100 on every Linux architecture of Go.
 const clockTick = 10 * time.Millisecond
 
-// statCPU returns user and system time from /proc/PID/stat. It counts fields from the end of the command's name, which may contain any
-// characters.
+// statCPU returns user and system time from /proc/PID/stat. It counts fields from the end of the command's name, which
+// may contain any characters.
 func statCPU(stat []byte) (time.Duration, error) {
 	end := bytes.LastIndexByte(stat, ')')
 	fields := bytes.Fields(stat[end+1:])

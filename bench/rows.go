@@ -36,8 +36,8 @@ func (b *bench) closed(callers int) driver {
 	}
 }
 
-// paced returns a driver that makes so many calls a second, each of a batch. The cost of copies depends on the number of decisions between two
-// flushes, so CPU can be compared only at one rate.
+// paced returns a driver that makes so many calls a second, each of a batch. The cost of copies depends on the number
+// of decisions between two flushes, so CPU can be compared only at one rate.
 func (b *bench) paced(callers, batch int, perSecond float64) driver {
 	return func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error) {
 		cfg := load.Config{
@@ -300,7 +300,8 @@ func (b *bench) loans() []workload {
 	}})
 }
 
-// durabilities compares the levels of durability. Of two nodes, the node that owns all of the keys is asked and measured.
+// durabilities compares the levels of durability. Of two nodes, the node that owns all of the keys is asked and
+// measured.
 func (b *bench) durabilities() []workload {
 	var all []workload
 	for _, w := range []struct {

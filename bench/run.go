@@ -58,8 +58,9 @@ type series struct {
 
 func (s *series) name() string { return s.work + "/" + s.system }
 
-// runRounds measures in turns: each round runs all workloads, so that a disturbance of the machine affects all alike. The rows of a workload
-// run directly after one another, and each round begins with another row. A row that fails is not run again. The error is that of ctx.
+// runRounds measures in turns: each round runs all workloads, so that a disturbance of the machine affects all alike.
+// The rows of a workload run directly after one another, and each round begins with another row. A row that fails is
+// not run again. The error is that of ctx.
 func runRounds(
 	ctx context.Context, progress io.Writer, works []workload, rounds int, only *regexp.Regexp,
 ) ([]*series, error) {
@@ -124,7 +125,8 @@ type spread struct {
 	Rounds int     `json:"rounds"`
 }
 
-// spreadOf returns the spread of values; false if there are none. The median of an even number of values is the mean of the middle two.
+// spreadOf returns the spread of values; false if there are none. The median of an even number of values is the mean of
+// the middle two.
 func spreadOf(values []float64) (spread, bool) {
 	v := slices.Sorted(slices.Values(values))
 	n := len(v)
@@ -145,8 +147,8 @@ func (s *series) of(m metric) (spread, bool) {
 	return spreadOf(values)
 }
 
-// ratioTo returns the spread of the ratios of two series' figures. Each ratio is taken within one round, so that a disturbance of both
-// cancels. It leaves out rounds in which one of them has no figure.
+// ratioTo returns the spread of the ratios of two series' figures. Each ratio is taken within one round, so that a
+// disturbance of both cancels. It leaves out rounds in which one of them has no figure.
 func (s *series) ratioTo(base *series, m metric) (spread, bool) {
 	var ratios []float64
 	for round, a := range s.samples {

@@ -8,9 +8,9 @@ import (
 	"github.com/weirlimit/weir/client"
 )
 
-// What a decision costs on a cluster and on one node: E is the CPU of a decision on one node divided by its CPU on many nodes, summed over
-// them. Both have their callers on this machine. Many are three unless -nodes says otherwise. E would be 1 if three nodes carried three times
-// as much as one.
+// What a decision costs on a cluster and on one node: E is the CPU of a decision on one node divided by its CPU on many
+// nodes, summed over them. Both have their callers on this machine. Many are three unless -nodes says otherwise. E
+// would be 1 if three nodes carried three times as much as one.
 
 const (
 	scaleKeys = 10_000 // all asked for equally often

@@ -31,8 +31,8 @@ type system struct {
 // A node has its name and the addresses for callers; empty: it does not serve that protocol.
 type node struct{ name, http, grpc, gossip, resp string }
 
-// A starter returns a running system. A system is started when it is first asked for, and runs until the harness ends: an idle one takes
-// little CPU from the others.
+// A starter returns a running system. A system is started when it is first asked for, and runs until the harness ends:
+// an idle one takes little CPU from the others.
 type starter func() (*system, error)
 
 // A bench has what all measurements share.
@@ -127,7 +127,8 @@ const (
 	limitWindow = time.Minute
 )
 
-// weirPolicies are the policies of all workloads. Policies named after a durability have limits that a few busy keys do not reach.
+// weirPolicies are the policies of all workloads. Policies named after a durability have limits that a few busy keys do
+// not reach.
 const weirPolicies = `policies:
   - {name: bucket, algorithm: token_bucket, limit: 1000, window: 1m}
   - {name: log, algorithm: sliding_log, limit: 1000, window: 1m}
@@ -189,7 +190,8 @@ func ofNode(i int, args []string) []string {
 	return own
 }
 
-// startWeir starts a cluster of one build, and waits until all nodes hold the partitions that the ring gives them, with copies.
+// startWeir starts a cluster of one build, and waits until all nodes hold the partitions that the ring gives them, with
+// copies.
 func (b *bench) startWeir(ctx context.Context, path string, nodes int, args ...string) (s *system, err error) {
 	s = new(system)
 	defer func() {
@@ -311,8 +313,8 @@ func (b *bench) startForward(ctx context.Context) (*system, error) {
 	return s, nil
 }
 
-// startGubernator starts daemons with Gubernator's defaults, except for a cache that holds all keys (with its default of 50,000 it would lose
-// counters) and the log level.
+// startGubernator starts daemons with Gubernator's defaults, except for a cache that holds all keys (with its default
+// of 50,000 it would lose counters) and the log level.
 func (b *bench) startGubernator(ctx context.Context, path string, daemons int) (s *system, err error) {
 	ports, err := freePorts(3 * daemons)
 	if err != nil {

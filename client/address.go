@@ -92,8 +92,9 @@ func dialSettings(o *options) []grpc.DialOption {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// A node that hangs, or behind a network that drops packets, is not asked after it has left a check unanswered. The keepalive ends its
-		// connection; TCP would go on trying to use it for a quarter of an hour. Ten seconds is the shortest Time that gRPC accepts.
+		// A node that hangs, or behind a network that drops packets, is not asked after it has left a check unanswered.
+		// The keepalive ends its connection; TCP would go on trying to use it for a quarter of an hour. Ten seconds is
+		// the shortest Time that gRPC accepts.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 	}
 	if o.token != "" {
@@ -134,8 +135,8 @@ func (c *greetedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write implements net.Conn. It hides errors until the node has sent something other than a rejection, so that Read can return the reason. A
-// node closes the connection at once when it rejects it, and later writes fail.
+// Write implements net.Conn. It hides errors until the node has sent something other than a rejection, so that Read can
+// return the reason. A node closes the connection at once when it rejects it, and later writes fail.
 func (c *greetedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	if err != nil && !c.heard.Load() {
@@ -144,7 +145,8 @@ func (c *greetedConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// rejection returns the text of a GOAWAY frame (RFC 9113, 6.8). A server that accepts the connection does not begin with this frame.
+// rejection returns the text of a GOAWAY frame (RFC 9113, 6.8). A server that accepts the connection does not begin
+// with this frame.
 func rejection(b []byte) (why string, ok bool) {
 	const header, fixed, goAway = 9, 8, 7
 	if len(b) < header+fixed || b[0] != 0 || b[1] != 0 || b[3] != goAway {

@@ -15,8 +15,8 @@ const (
 	unknown                   // the caller gave up too early to say
 )
 
-// breaker refuses calls for a while after several failures in a row. Then it lets one call at a time through, until a node has answered one.
-// It is safe for concurrent use. Instants are those of one clock that never runs backwards.
+// breaker refuses calls for a while after several failures in a row. Then it lets one call at a time through, until a
+// node has answered one. It is safe for concurrent use. Instants are those of one clock that never runs backwards.
 type breaker struct {
 	threshold int64         // failures in a row that open it; 0: it never opens
 	cooldown  time.Duration // from opening, or from the last failed probe, to the next probe

@@ -297,8 +297,8 @@ const batchPolicies = `policies:
   - {name: cold, algorithm: sliding_log, limit: 1000000, window: 1h, lend: false}
 `
 
-// TestBatchesFromLoans has clients use up keys by batches, with several limits, in part and all or none: each is admitted as often as its limit says, but
-// for what TestLoans says is lost without CPU, and nearly all without asking.
+// TestBatchesFromLoans has clients use up keys by batches, with several limits, in part and all or none: each is
+// admitted as often as its limit says, but for what TestLoans says is lost without CPU, and nearly all without asking.
 func TestBatchesFromLoans(t *testing.T) {
 	const most = 100_000
 	for _, test := range []struct {
@@ -376,8 +376,8 @@ func TestBatchesFromLoans(t *testing.T) {
 			asked := c.decided("hot") + c.decided("many")
 			t.Logf("nodes were asked %d times", asked)
 			// What was refused in haste, because some borrower was slow to answer, is there when all has been returned.
-			// But for what nobody can have: where there is no CPU to spare units are taken after their loan's end, and loans end before they are
-			// returned.
+			// But for what nobody can have: where there is no CPU to spare units are taken after their loan's end, and
+			// loans end before they are returned.
 			count := func() (n, late, expired int64) {
 				late, expired = c.lost(first, second)
 				return units[0].Load() + units[1].Load(), late, expired
@@ -398,8 +398,8 @@ func TestBatchesFromLoans(t *testing.T) {
 	}
 }
 
-// FuzzAnswers: whatever a node answers to a message on a stream, each question in it has its answer, an error, or is asked again, once;
-// and what is no answer ends the stream.
+// FuzzAnswers: whatever a node answers to a message on a stream, each question in it has its answer, an error, or is
+// asked again, once; and what is no answer ends the stream.
 func FuzzAnswers(f *testing.F) {
 	for _, m := range []*weirv1.CheckStreamResponse{
 		{Sequence: 1, Flags: []uint32{1}, Granted: []int64{1}}, {Sequence: 1, More: true, Checks: []uint32{1}}, {Sequence: 1, More: true}, {Sequence: 1, Checks: []uint32{0, 1, 2}},

@@ -21,7 +21,8 @@ import (
 // The operations of a cluster other than checks are unary calls, one for each method of limit.Service:
 //
 //	at      takes the targets of the call
-//	Invoke  makes the call to the node that owns most of them, or to a node that pick returns (nodes.go), and notes the outcome for that node
+//	Invoke  makes the call to the node that owns most of them, or to a node that pick returns (nodes.go), and notes the
+//	        outcome for that node
 //
 // Then the method reads the answer.
 
@@ -31,8 +32,8 @@ type preferring struct {
 	targets []limit.Target
 }
 
-// Invoke makes a call to a node and ends it at ctx's Deadline. A context of package client may have a Deadline without a timer (deadline), and
-// gRPC ends a call only when its context is done, so Invoke sets the timer.
+// Invoke makes a call to a node and ends it at ctx's Deadline. A context of package client may have a Deadline without
+// a timer (deadline), and gRPC ends a call only when its context is done, so Invoke sets the timer.
 func (p preferring) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	if at, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -62,8 +63,8 @@ func (p preferring) Invoke(ctx context.Context, method string, args, reply any, 
 			o = unanswered
 		}
 		m.heard(ctx, err, o, p.now()-sent)
-		// Invoke asks another node if this one did not get the call, because the connection broke after pick, or did not read it. That cannot
-		// charge twice.
+		// Invoke asks another node if this one did not get the call, because the connection broke after pick, or did
+		// not read it. That cannot charge twice.
 		if silent && (rejected || at.Addr == nil) && state != failed && ctx.Err() == nil && tries < maxTries {
 			continue
 		}
@@ -76,7 +77,8 @@ func (preferring) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.C
 	return nil, errors.ErrUnsupported
 }
 
-// at returns an API whose unary calls go to the node that owns most of the targets, or to any node if there are no targets.
+// at returns an API whose unary calls go to the node that owns most of the targets, or to any node if there are no
+// targets.
 func (ns *nodes) at(targets ...limit.Target) weirv1.LimiterClient {
 	return weirv1.NewLimiterClient(preferring{ns, targets})
 }
@@ -270,8 +272,8 @@ func (ns *nodes) ready(ctx context.Context) error {
 	api := ns.at()
 	var last error
 	for {
-		// A request without checks is an error that only a node of Weir gives, and only to a caller that may check; a connection alone would
-		// not say that. The timeout keeps a node that hangs from delaying the answers of others.
+		// A request without checks is an error that only a node of Weir gives, and only to a caller that may check; a
+		// connection alone would not say that. The timeout keeps a node that hangs from delaying the answers of others.
 		try, cancel := context.WithTimeout(ctx, ns.timeout)
 		_, err := api.Check(try, &weirv1.CheckRequest{})
 		cancel()

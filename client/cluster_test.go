@@ -32,8 +32,8 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// cluster is limiters that decide for the keys that the ring gives them, behind gRPC servers of their own, and forward the rest to
-// one another. It counts what is forwarded.
+// cluster is limiters that decide for the keys that the ring gives them, behind gRPC servers of their own, and forward
+// the rest to one another. It counts what is forwarded.
 type cluster struct {
 	table     *ring.Table
 	nodes     []*limiter.Limiter

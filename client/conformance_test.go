@@ -392,7 +392,8 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		default:
 		}
 
-		// A short life makes it renew itself soon; on a busy machine it may be over before that, and another try is due.
+		// A short life makes it renew itself soon; on a busy machine it may be over before that, and another try is
+		// due.
 		short := func() *Lease {
 			l, _, err := jobs.AcquireN(ctx, "b", 1, 100*time.Millisecond)
 			must.True(t, err == nil && l != nil, "%v %v", l, err)

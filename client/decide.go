@@ -13,13 +13,14 @@ import (
 // What a Client does with checks before and after a Service answers them (limiter.go has the whole path):
 //
 //	decide    answers checks from loans and from memory, and passes the others to ask
-//	grant     asks the Service unless the circuit breaker is open, and then has the fail policy answer the checks that no node has answered
+//	grant     asks the Service unless the circuit breaker is open, and then has the fail policy answer the checks that
+//	          no node has answered
 //	attempt   gives a call its time, and a second try
 //	fallback  returns the fail policy's answer
 
-// decide answers well-formed checks: from loans, from the memory of refusals, by the service, or, if no node answers, by the fail policy.
-// Checks of a key on loan are decided in their order: once one of them goes to the service, the later ones do too. The caller must have called
-// begin.
+// decide answers well-formed checks: from loans, from the memory of refusals, by the service, or, if no node answers,
+// by the fail policy. Checks of a key on loan are decided in their order: once one of them goes to the service, the
+// later ones do too. The caller must have called begin.
 func (c *Client) decide(ctx context.Context, cs []limit.Check, rs []Result) error {
 	var one [1]int
 	open := one[:0]            // places of the checks that go to the service
@@ -97,8 +98,8 @@ func (c *Client) ask(ctx context.Context, cs []limit.Check, rs []Result, open []
 	return err
 }
 
-// grant calls f, which asks the service about checks, unless the breaker is open. n is how many of the checks have no answer yet. Then the
-// fail policy answers the checks that no node has answered.
+// grant calls f, which asks the service about checks, unless the breaker is open. n is how many of the checks have no
+// answer yet. Then the fail policy answers the checks that no node has answered.
 func (c *Client) grant(ctx context.Context, again bool, cs []limit.Check, rs []Result, n int, f func(context.Context) error) error {
 	err := error(errOpen)
 	if probe, ok := c.breaker.allow(c.now()); ok {
@@ -127,8 +128,8 @@ func unansweredOf(rs []Result) (places []int) {
 	return places
 }
 
-// check has the service answer the checks that have no answer yet. It returns the error of the call, or else the first error of a check that
-// no node has answered.
+// check has the service answer the checks that have no answer yet. It returns the error of the call, or else the first
+// error of a check that no node has answered.
 func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result) error {
 	places := unansweredOf(rs)
 	some, results := cs, rs
@@ -222,8 +223,9 @@ type deadline struct {
 // Deadline implements context.Context.
 func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
-// attempt runs f within the client's timeout and nine tenths of the time that ctx has left. The context that f gets has that Deadline. If
-// again is set, the first run gets half of the time, and f runs a second time if no node answered the first.
+// attempt runs f within the client's timeout and nine tenths of the time that ctx has left. The context that f gets has
+// that Deadline. If again is set, the first run gets half of the time, and f runs a second time if no node answered the
+// first.
 func (c *Client) attempt(ctx context.Context, again bool, f func(context.Context) error) (outcome, error) {
 	if c.timeout == 0 {
 		return answered, c.verdict(ctx, f(ctx))
@@ -257,7 +259,8 @@ func (c *Client) attempt(ctx context.Context, again bool, f func(context.Context
 	return answered, err
 }
 
-// verdict returns ErrClosed if the client is closed, ctx's error if ctx has ended, and err otherwise. It returns nil if err is nil.
+// verdict returns ErrClosed if the client is closed, ctx's error if ctx has ended, and err otherwise. It returns nil if
+// err is nil.
 func (c *Client) verdict(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
@@ -271,7 +274,8 @@ func (c *Client) verdict(ctx context.Context, err error) error {
 	}
 }
 
-// failedRetry is the RetryAfter of a check that the fail policy refuses. It is the value that the HTTP API gives in this case, and no promise.
+// failedRetry is the RetryAfter of a check that the fail policy refuses. It is the value that the HTTP API gives in
+// this case, and no promise.
 const failedRetry = time.Second
 
 // fallback returns the fail policy's answer to a check. why is the reason why no node answered.

@@ -16,9 +16,9 @@ const (
 	Unlimited = algo.Unlimited
 )
 
-// Decision is the answer to a check. All durations count from the moment of the decision. The zero value is a refusal. Policy is empty if the
-// fail policy of the Client answered a check of an inline limit. LeaseID and ReservationID are used by the Lease and the Reservation that come
-// with the Decision.
+// Decision is the answer to a check. All durations count from the moment of the decision. The zero value is a refusal.
+// Policy is empty if the fail policy of the Client answered a check of an inline limit. LeaseID and ReservationID are
+// used by the Lease and the Reservation that come with the Decision.
 type Decision = limit.Decision
 
 // LimitStatus is one limit in the Decision of a policy that has several.
@@ -27,8 +27,8 @@ type LimitStatus = limit.LimitStatus
 // AllDecision is the answer to Client.All.
 type AllDecision = limit.AllDecision
 
-// Result is the answer to one Check of a batch: a Decision, or an Err that concerns this check alone: the error that a call with only this
-// check would have returned.
+// Result is the answer to one Check of a batch: a Decision, or an Err that concerns this check alone: the error that a
+// call with only this check would have returned.
 type Result = limit.Result
 
 // Decider answers whether n units of a key may go ahead now. A *Limiter is a Decider.
@@ -56,12 +56,13 @@ type Check struct {
 	Peek bool
 	// Partial grants min(Cost, units left), where otherwise all of Cost is granted or nothing.
 	Partial bool
-	// RequestID makes it safe to ask again: charges with the same id, policy and key are made once. At most 128 bytes. Empty: none, or, with
-	// WithRetry, an id that the Client makes.
+	// RequestID makes it safe to ask again: charges with the same id, policy and key are made once. At most 128 bytes.
+	// Empty: none, or, with WithRetry, an id that the Client makes.
 	RequestID string
 }
 
-// check returns ck in the form of package limit, or an *Error. It copies ck's Limit, which the caller may change afterwards.
+// check returns ck in the form of package limit, or an *Error. It copies ck's Limit, which the caller may change
+// afterwards.
 func (ck *Check) check() (limit.Check, *Error) {
 	c := limit.Check{
 		Target: limit.Target{Policy: ck.Policy, Limit: ck.Limit, Namespace: ck.Namespace, Key: ck.Key},
@@ -93,7 +94,8 @@ func (ck *Check) atomic() *Error {
 	return nil
 }
 
-// valid returns an error for a check that no node would accept. Such a check costs no call, and does not make its whole batch fail at a node.
+// valid returns an error for a check that no node would accept. Such a check costs no call, and does not make its whole
+// batch fail at a node.
 func valid(c *limit.Check) *Error {
 	err := c.ValidCost()
 	if err == nil {

@@ -15,10 +15,12 @@ const (
 	ErrNotFound = limit.NotFound
 	// ErrTooLarge: a key, batch or message is above its bound. Nothing was charged.
 	ErrTooLarge = limit.TooLarge
-	// ErrUnavailable: no node answered, and no fail policy answers the call: Charge, Refund, Reset, Release, Ready and the calls about
-	// overrides; Wait, if ctx leaves no time to ask again; Commit and Cancel, if too many reservations are being settled.
+	// ErrUnavailable: no node answered, and no fail policy answers the call: Charge, Refund, Reset, Release, Ready and
+	// the calls about overrides; Wait, if ctx leaves no time to ask again; Commit and Cancel, if too many reservations
+	// are being settled.
 	ErrUnavailable = limit.Unavailable
-	// ErrUnauthenticated: the nodes do not accept the token or certificate, or require one. No fail policy answers in its place.
+	// ErrUnauthenticated: the nodes do not accept the token or certificate, or require one. No fail policy answers in
+	// its place.
 	ErrUnauthenticated = limit.Unauthenticated
 	// ErrDenied: the caller's roles do not allow the call, or not for this policy. No fail policy answers in its place.
 	ErrDenied = limit.Denied
@@ -34,8 +36,8 @@ var (
 	ErrClosed = errors.New("client: closed")
 )
 
-// Error is a request that failed for a reason of its own. Kind is one of the constants above. Field names the field of the request that is
-// wrong, such as "key" or "checks[3].limit.window"; it is empty if no field is wrong.
+// Error is a request that failed for a reason of its own. Kind is one of the constants above. Field names the field of
+// the request that is wrong, such as "key" or "checks[3].limit.window"; it is empty if no field is wrong.
 type Error = limit.Error
 
 // invalid returns the error of a field of a request, or of an option.

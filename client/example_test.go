@@ -164,7 +164,8 @@ func ExampleClient_Check() {
 	// false 0 true
 }
 
-// One request that has to pass the limits of its user and of its team: what one of them refuses is not charged to the other.
+// One request that has to pass the limits of its user and of its team: what one of them refuses is not charged to the
+// other.
 func ExampleClient_All() {
 	c := open()
 	defer c.Close()
@@ -182,7 +183,8 @@ func ExampleClient_All() {
 	// false 0 1m0s
 }
 
-// Work whose cost is known only when it is done: the most that it may cost is charged first, and what was not used is given back.
+// Work whose cost is known only when it is done: the most that it may cost is charged first, and what was not used is
+// given back.
 func ExampleLimiter_ReserveN() {
 	c := open()
 	defer c.Close()

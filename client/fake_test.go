@@ -30,8 +30,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// book is a limiter with the policies below, which remembers what it was asked. Nobody can be asked about the policy down, and full is
-// answered with a decision that has every field set. Its refusals may not be remembered.
+// book is a limiter with the policies below, which remembers what it was asked. Nobody can be asked about the policy
+// down, and full is answered with a decision that has every field set. Its refusals may not be remembered.
 type book struct {
 	*limiter.Limiter
 
@@ -215,8 +215,8 @@ func (n *node) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denial
 	return err
 }
 
-// Begin and Finish make a node the limiter.BatchService of its streams. What comes before an answer comes before each check's, side by
-// side.
+// Begin and Finish make a node the limiter.BatchService of its streams. What comes before an answer comes before each
+// check's, side by side.
 func (n *node) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
 	n.messages.Add(1)
 	if gate := n.gate.Load(); gate != nil {
@@ -275,7 +275,8 @@ func (n *node) errorOf(err error) *limit.Error {
 	return out
 }
 
-// pings lets clients look for life as often as a node does: by default gRPC ends connections after some 30 idle seconds.
+// pings lets clients look for life as often as a node does: by default gRPC ends connections after some 30 idle
+// seconds.
 var pings = grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true})
 
 // streams are those that a node serves at present.
@@ -483,7 +484,8 @@ type serviceRegistrar func(desc *grpc.ServiceDesc, server any)
 
 func (r serviceRegistrar) RegisterService(desc *grpc.ServiceDesc, server any) { r(desc, server) }
 
-// register adds the node to a gRPC server. A grpcapi.Server has no method for a Check but its handler, which comes after ask then.
+// register adds the node to a gRPC server. A grpcapi.Server has no method for a Check but its handler, which comes
+// after ask then.
 func (n *node) register(s grpc.ServiceRegistrar) {
 	desc := weirv1.Limiter_ServiceDesc
 	if server, ok := n.LimiterServer.(*grpcapi.Server); ok {

@@ -10,8 +10,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Lease is a number of units of a concurrency policy, held until Release. It renews itself. Its methods are safe for concurrent use; those of
-// a nil *Lease do nothing.
+// Lease is a number of units of a concurrency policy, held until Release. It renews itself. Its methods are safe for
+// concurrent use; those of a nil *Lease do nothing.
 type Lease struct {
 	c      *Client
 	target limit.Target
@@ -26,14 +26,15 @@ type Lease struct {
 	released bool
 }
 
-// newLease returns a Lease and starts its renewal. asked is when the caller asked for it. The caller must have called begin.
+// newLease returns a Lease and starts its renewal. asked is when the caller asked for it. The caller must have called
+// begin.
 func newLease(c *Client, t limit.Target, got *Decision, ttl time.Duration, asked time.Time) *Lease {
 	l := &Lease{c: c, target: t, id: got.LeaseID, ttl: ttl, lost: make(chan struct{})}
 	if l.id == "" {
 		return l
 	}
-	// The decision does not say how long the lease lives. Its windows and ttl are upper bounds, and the life is the smallest of them or
-	// longer. The first renewal returns the true life.
+	// The decision does not say how long the lease lives. Its windows and ttl are upper bounds, and the life is the
+	// smallest of them or longer. The first renewal returns the true life.
 	bounds := []time.Duration{ttl, got.Window}
 	for _, s := range got.Limits {
 		bounds = append(bounds, s.Window)
@@ -48,11 +49,11 @@ func newLease(c *Client, t limit.Target, got *Decision, ttl time.Duration, asked
 	return l
 }
 
-// renew renews a lease that lives until expiry at least, each time when a third of its life has passed. It repeats a renewal that no node has
-// answered after a ninth of its life.
+// renew renews a lease that lives until expiry at least, each time when a third of its life has passed. It repeats a
+// renewal that no node has answered after a ninth of its life.
 //
-// expiry counts from the moment before a renewal was sent, and the owner counts from a later one. So the lease is given up here before it ends
-// at the owner, as far as the two clocks run at the same rate.
+// expiry counts from the moment before a renewal was sent, and the owner counts from a later one. So the lease is given
+// up here before it ends at the owner, as far as the two clocks run at the same rate.
 func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time) {
 	defer close(l.stopped)
 	defer l.stop()
@@ -91,8 +92,9 @@ func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time
 	}
 }
 
-// Lost returns a channel that is closed when the lease may have ended without a Release: its owner says that it has ended, it could not be
-// renewed in time, or the Client was closed. The work should then stop. The channel is nil for a nil *Lease.
+// Lost returns a channel that is closed when the lease may have ended without a Release: its owner says that it has
+// ended, it could not be renewed in time, or the Client was closed. The work should then stop. The channel is nil for a
+// nil *Lease.
 func (l *Lease) Lost() <-chan struct{} {
 	if l == nil {
 		return nil
@@ -100,9 +102,9 @@ func (l *Lease) Lost() <-chan struct{} {
 	return l.lost
 }
 
-// Release gives the units back and ends the renewals. It takes at most the client's timeout. If it fails, with ErrUnavailable or ErrClosed,
-// the units come back when the lease's time to live has passed; the caller may call Release again. A second Release, or one of a lost lease,
-// is no error.
+// Release gives the units back and ends the renewals. It takes at most the client's timeout. If it fails, with
+// ErrUnavailable or ErrClosed, the units come back when the lease's time to live has passed; the caller may call
+// Release again. A second Release, or one of a lost lease, is no error.
 func (l *Lease) Release() error {
 	if l == nil || l.id == "" {
 		return nil

@@ -14,17 +14,21 @@ import (
 //
 //	lent           admits the check from a loan that the client has (loans.go)
 //	allowPrepared  asks the Service of this process, in a client that New made, by a prepared handle
-//	decide         repeats a refusal that memory has (memory.go), or waits a moment for a loan that a node is about to grant (awaitLoan)
-//	grant          asks the Service, unless the circuit breaker is open; attempt sets the time and makes a second try (decide.go, breaker.go)
-//	sendAll        chooses the node: the owner of the key, if the ring is known (topology.go), or else the node that pick returns (nodes.go)
+//	decide         repeats a refusal that memory has (memory.go), or waits a moment for a loan that a node is about to
+//	               grant (awaitLoan)
+//	grant          asks the Service, unless the circuit breaker is open; attempt sets the time and makes a second try
+//	               (decide.go, breaker.go)
+//	sendAll        chooses the node: the owner of the key, if the ring is known (topology.go), or else the node that
+//	               pick returns (nodes.go)
 //	send           puts the check on the stream to that node, and await waits for the answer (member.go, remote.go)
 //	fallback       returns the fail policy's answer, if no node has answered in time
 //
-// A request is the checks of one call that go to one node. There is one connection with one stream to each node that the client has asked.
+// A request is the checks of one call that go to one node. There is one connection with one stream to each node that
+// the client has asked.
 
-// Limiter is a handle to one limit: a policy, or an inline limit. Client.Policy and Client.Inline make it. It holds no counters, is cheap to
-// make, and is safe for concurrent use. A Limiter that is kept for many calls remembers its policy, which halves the time of a check in a
-// client that decides in this process.
+// Limiter is a handle to one limit: a policy, or an inline limit. Client.Policy and Client.Inline make it. It holds no
+// counters, is cheap to make, and is safe for concurrent use. A Limiter that is kept for many calls remembers its
+// policy, which halves the time of a check in a client that decides in this process.
 type Limiter struct {
 	c        *Client
 	target   limit.Target                   // without a key
@@ -37,8 +41,9 @@ func (l *Limiter) Allow(ctx context.Context, key string) (d Decision, err error)
 	return d, err
 }
 
-// AllowN asks whether n units for key may go ahead now, all or none, and charges them if so. An n of 0 is a Peek. If n is above the limit, the
-// Decision refuses with a RetryAfter of Never. A concurrency policy can only be peeked at; see Acquire.
+// AllowN asks whether n units for key may go ahead now, all or none, and charges them if so. An n of 0 is a Peek. If n
+// is above the limit, the Decision refuses with a RetryAfter of Never. A concurrency policy can only be peeked at; see
+// Acquire.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, err error) {
 	err = l.decide(ctx, key, n, &d)
 	return d, err
@@ -54,8 +59,8 @@ func (l *Limiter) decide(ctx context.Context, key string, n int64, d *Decision) 
 	return err
 }
 
-// allowPrepared answers the plainest check: of a policy and a key that the Service of this process knows and has a prepared handle for. If the
-// check or its answer needs more than that, it returns false and charges nothing.
+// allowPrepared answers the plainest check: of a policy and a key that the Service of this process knows and has a
+// prepared handle for. If the check or its answer needs more than that, it returns false and charges nothing.
 func (l *Limiter) allowPrepared(ctx context.Context, key string, n int64, d *Decision) bool {
 	h := l.handle()
 	if h == nil {
@@ -119,21 +124,22 @@ func (l *Limiter) Wait(ctx context.Context, key string) (Decision, error) {
 const (
 	// minSleep keeps a limit of many units per second from being asked in a busy loop.
 	minSleep = time.Millisecond
-	// At random up to maxSpread is added, and up to an eighth of the sleep, so that callers that were refused together do not ask again
-	// together.
+	// At random up to maxSpread is added, and up to an eighth of the sleep, so that callers that were refused together
+	// do not ask again together.
 	maxSpread = 100 * time.Millisecond
 )
 
-// WaitN blocks until n units for key are admitted, and through the Delay of a leaky_bucket. It returns the decision that admitted them. An n
-// of 0 waits until 1 would be admitted. Waiters are not served in the order of their arrival, except by a leaky_bucket.
+// WaitN blocks until n units for key are admitted, and through the Delay of a leaky_bucket. It returns the decision
+// that admitted them. An n of 0 waits until 1 would be admitted. Waiters are not served in the order of their arrival,
+// except by a leaky_bucket.
 //
-// WaitN fails at once with ErrNever if the request can never pass, and with ErrDeadline if it would pass only after ctx's deadline; it also
-// returns the decision that says so. It fails with ctx's error when ctx ends. If a place in a leaky_bucket's queue would come after the
-// deadline, WaitN gives it back. If ctx ends during the Delay, the place stays empty, because the callers behind it have been told their own
-// moments already.
+// WaitN fails at once with ErrNever if the request can never pass, and with ErrDeadline if it would pass only after
+// ctx's deadline; it also returns the decision that says so. It fails with ctx's error when ctx ends. If a place in a
+// leaky_bucket's queue would come after the deadline, WaitN gives it back. If ctx ends during the Delay, the place
+// stays empty, because the callers behind it have been told their own moments already.
 //
-// If no node answers, WaitN goes ahead under FailOpen. Under FailClosed it keeps asking, and fails with ErrUnavailable when ctx leaves no time
-// to ask again.
+// If no node answers, WaitN goes ahead under FailOpen. Under FailClosed it keeps asking, and fails with ErrUnavailable
+// when ctx leaves no time to ask again.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, error) {
 	ck := l.check(key, n)
 	if err := valid(ck); err != nil {
@@ -178,7 +184,8 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 	}
 }
 
-// waitDelay waits for the moment that a leaky bucket gave a check, or gives the place back if that is after the deadline.
+// waitDelay waits for the moment that a leaky bucket gave a check, or gives the place back if that is after the
+// deadline.
 func (l *Limiter) waitDelay(ctx context.Context, ck *limit.Check, d Decision) error {
 	if d.Delay <= 0 {
 		return nil
@@ -209,16 +216,16 @@ func (c *Client) sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Refund gives n units back, the oldest first (of a leaky_bucket's queue the newest first), and returns how many it gave back: at most what
-// key has in use. Without WithRetry a Refund has no request id and is not retried, because a refund made twice would admit too much. After
-// ErrUnavailable it may or may not have been made.
+// Refund gives n units back, the oldest first (of a leaky_bucket's queue the newest first), and returns how many it
+// gave back: at most what key has in use. Without WithRetry a Refund has no request id and is not retried, because a
+// refund made twice would admit too much. After ErrUnavailable it may or may not have been made.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) (int64, error) {
 	return l.RefundWithID(ctx, key, n, l.c.requestID())
 }
 
-// RefundWithID is a Refund that may be repeated. Under the same requestID, of at most 128 bytes, the units of a key are given back once, and a
-// repetition returns the same answer for as long as the cluster remembers it (the window, 1 to 5 minutes). A repetition with another n is
-// ErrInvalid. Request ids of refunds and of checks are separate.
+// RefundWithID is a Refund that may be repeated. Under the same requestID, of at most 128 bytes, the units of a key are
+// given back once, and a repetition returns the same answer for as long as the cluster remembers it (the window, 1 to 5
+// minutes). A repetition with another n is ErrInvalid. Request ids of refunds and of checks are separate.
 func (l *Limiter) RefundWithID(ctx context.Context, key string, n int64, requestID string) (int64, error) {
 	ck := l.check(key, n)
 	ck.RequestID = requestID
@@ -252,13 +259,14 @@ func (l *Limiter) Acquire(ctx context.Context, key string) (*Lease, Decision, er
 	return l.AcquireN(ctx, key, 1, 0)
 }
 
-// AcquireN asks a concurrency policy for a lease of n units, at least 1. The lease is nil if and only if the decision refuses or the error is
-// not nil. The caller should Release it when the work is done.
+// AcquireN asks a concurrency policy for a lease of n units, at least 1. The lease is nil if and only if the decision
+// refuses or the error is not nil. The caller should Release it when the work is done.
 //
-// ttl is how long the lease lives without a renewal, such as after the end of this process: at most the policy's window; 0 stands for the
-// window. A lease renews itself until it is released or the Client is closed.
+// ttl is how long the lease lives without a renewal, such as after the end of this process: at most the policy's
+// window; 0 stands for the window. A lease renews itself until it is released or the Client is closed.
 //
-// If no node answers, under FailOpen the Decision is FailedOpen and the lease is empty: it is never lost, and Release does nothing.
+// If no node answers, under FailOpen the Decision is FailedOpen and the lease is empty: it is never lost, and Release
+// does nothing.
 func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Duration) (*Lease, Decision, error) {
 	ck := l.check(key, n)
 	if n < 1 {

@@ -22,7 +22,8 @@ import (
 //	missed    counts a check that a node has admitted: a key with many such checks gets a loan
 //	report    sends the book's reports, on the stream of the node that holds the key
 //	onAnswer  passes a node's answers and recalls to the book
-//	lent      admits a check from a loan; allOf several together; awaitLoan waits for a loan that a node is about to grant
+//	lent      admits a check from a loan; allOf several together; awaitLoan waits for a loan that a node is about to
+//	          grant
 
 const (
 	// barredFor is how long a node that lends nothing to this caller gets no reports.
@@ -51,7 +52,8 @@ func (k *loanKey) target() limit.Target {
 	return limit.Target{Policy: k.of, Key: k.key}
 }
 
-// loans holds the units that this Client has borrowed. Its methods are safe for concurrent use; those of a nil *loans do nothing.
+// loans holds the units that this Client has borrowed. Its methods are safe for concurrent use; those of a nil *loans
+// do nothing.
 type loans struct {
 	book  *lend.Book[loanKey, *member]
 	nodes *nodes
@@ -60,7 +62,8 @@ type loans struct {
 	clock func() int64
 }
 
-// newLoans returns loans with a clock made of what read returns: the monotonic clock and the wall clock, at one instant.
+// newLoans returns loans with a clock made of what read returns: the monotonic clock and the wall clock, at one
+// instant.
 func newLoans(ns *nodes, read func() (mono, wall int64)) *loans {
 	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: fifo.NewSignal()}
 	clock := lend.NewClock(read())
@@ -132,8 +135,8 @@ func (c *Client) lent(t *limit.Target, key string, n int64, d *Decision) bool {
 	return true
 }
 
-// awaitLoan waits, for lend.Patience at most, for units that an owner is about to lend, and answers a check from them. It reports whether it
-// did. All callers that wait share one message to the owner.
+// awaitLoan waits, for lend.Patience at most, for units that an owner is about to lend, and answers a check from them.
+// It reports whether it did. All callers that wait share one message to the owner.
 func (c *Client) awaitLoan(ctx context.Context, ck *limit.Check, d *Decision) bool {
 	b := c.loans
 	if b == nil || ck.Cost <= 0 || b.book.Loans() == 0 {
@@ -179,7 +182,8 @@ func ownKey(k loanKey) loanKey {
 // run sends the book's reports until ctx ends.
 func (l *loans) run(ctx context.Context) { l.book.Run(ctx, l.kick, l.clock, l.report) }
 
-// report sends the book's reports, made at the instant sent, to the nodes that hold their keys. The book repeats a report that was not sent.
+// report sends the book's reports, made at the instant sent, to the nodes that hold their keys. The book repeats a
+// report that was not sent.
 func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 	by := make(map[*member][]*weirv1.LoanReport)
 	for i := range reports {
@@ -212,8 +216,9 @@ func (l *loans) reportable(m *member) bool {
 	return m != nil && m.state.Load() == ready && l.clock() >= m.barred.Load()
 }
 
-// holder returns the node to report a key's loan to, if the book knows none: the key's owner, or the only node that there is. If neither can
-// be reached, it returns any other node for a loan that was granted, because a node passes the report on.
+// holder returns the node to report a key's loan to, if the book knows none: the key's owner, or the only node that
+// there is. If neither can be reached, it returns any other node for a loan that was granted, because a node passes the
+// report on.
 func (l *loans) holder(t *limit.Target, granted bool) *member {
 	list, _, _ := l.nodes.members()
 	owners := l.nodes.owners.Load()
@@ -245,7 +250,8 @@ func (l *loans) lost(m *member) {
 	}
 }
 
-// rejected notes that a node did not take in a report. If the node lends nothing to this caller, it gets no reports for barredFor.
+// rejected notes that a node did not take in a report. If the node lends nothing to this caller, it gets no reports for
+// barredFor.
 func (l *loans) rejected(m *member, e *weirv1.Error) {
 	if l == nil {
 		return

@@ -79,8 +79,8 @@ func (c *cluster) decided(policy string) (n uint64) {
 	return n
 }
 
-// lost is how many units borrowers have taken after their loans' end, and how many of the loans that have ended without them were charged: more
-// than is lost, for some had been spent.
+// lost is how many units borrowers have taken after their loans' end, and how many of the loans that have ended without
+// them were charged: more than is lost, for some had been spent.
 func (c *cluster) lost(borrowers ...*Client) (late, expired int64) {
 	for _, b := range borrowers {
 		late += b.loans.book.Late()
@@ -108,8 +108,9 @@ func TestLoans(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			lateBefore, expiredBefore := c.lost(client, second, third)
 			got := spend(t, []*Limiter{of(client), of(second), of(third)}, "k", 8)
-			// What was refused in haste, because some borrower was slow to answer, is there when all has been returned, but for what nobody can
-			// have: where there is no CPU to spare units may be taken after their loan's end, and loans end before they are returned.
+			// What was refused in haste, because some borrower was slow to answer, is there when all has been returned,
+			// but for what nobody can have: where there is no CPU to spare units may be taken after their loan's end,
+			// and loans end before they are returned.
 			late, expired := c.lost(client, second, third)
 			for until := time.Now().Add(10 * time.Second); got+late-lateBefore < limit && time.Now().Before(until); late, expired = c.lost(client, second, third) {
 				got += spend(t, []*Limiter{of(asker)}, "k", 1)
@@ -205,8 +206,8 @@ func (c cableConn) Write(b []byte) (int, error) {
 
 const cutOffPolicies = `policies: [{name: p, algorithm: sliding_log, limit: 100000, window: 1h}]`
 
-// TestLoanOfAClientThatIsCutOff: a client that reaches no node admits from its loan; once that is used up, or its term is over with units left, by its
-// fail policy. All that was on loan is charged by its owner.
+// TestLoanOfAClientThatIsCutOff: a client that reaches no node admits from its loan; once that is used up, or its term
+// is over with units left, by its fail policy. All that was on loan is charged by its owner.
 func TestLoanOfAClientThatIsCutOff(t *testing.T) {
 	for name, onError := range map[string]OnError{"open": FailOpen, "closed": FailClosed} {
 		for _, usedUp := range []bool{true, false} {
@@ -317,7 +318,8 @@ func (n *lendingNode) reported(f func(limit.Borrow) bool) bool {
 	return slices.ContainsFunc(n.reports, f)
 }
 
-// lent dials a node that lends, and returns how to ask for its key, and the number of the loan, of which the client has spent some.
+// lent dials a node that lends, and returns how to ask for its key, and the number of the loan, of which the client has
+// spent some.
 func lent(t *testing.T, n *lendingNode) (ask func(), number uint64) {
 	t.Helper()
 	addr, _ := serve(t, nodeOver(newBook(), n))
@@ -335,8 +337,8 @@ func lent(t *testing.T, n *lendingNode) (ask func(), number uint64) {
 	return ask, number
 }
 
-// TestRecall: a client whose loan is recalled returns what it has left at once, although its key is asked about all the time, and what
-// the recall says was granted besides.
+// TestRecall: a client whose loan is recalled returns what it has left at once, although its key is asked about all the
+// time, and what the recall says was granted besides.
 func TestRecall(t *testing.T) {
 	const granted, besides = 1 << 20, 1000
 	n := &lendingNode{granted: granted}
@@ -363,8 +365,8 @@ func TestKnown(t *testing.T) {
 	})
 }
 
-// TestLoanOverASuspension: nothing is spent of a loan whose term passed while the machine was suspended: Go's monotonic clock does not
-// tell, the wall clock does.
+// TestLoanOverASuspension: nothing is spent of a loan whose term passed while the machine was suspended: Go's monotonic
+// clock does not tell, the wall clock does.
 func TestLoanOverASuspension(t *testing.T) {
 	mono, wall := int64(time.Hour), int64(time.Hour)
 	l := newLoans(nil, func() (int64, int64) { return mono, wall })
@@ -382,8 +384,8 @@ func TestLoanOverASuspension(t *testing.T) {
 	expect.True(t, !ok, "a unit was spent after its term, which passed while the machine was suspended")
 }
 
-// TestReconnectStorm: a client that a node lets in, over HTTP/2, and turns out again at once, does not come back more often than every
-// few seconds; after a connection that lasted it comes back at once.
+// TestReconnectStorm: a client that a node lets in, over HTTP/2, and turns out again at once, does not come back more
+// often than every few seconds; after a connection that lasted it comes back at once.
 func TestReconnectStorm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		accepted := make(chan net.Conn, 10_000)
@@ -455,7 +457,8 @@ func (c *brokenConn) Read(b []byte) (int, error) { return copy(b, c.said), nil }
 
 func (c *brokenConn) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 
-// TestRejectionIsHeard: what the client writes to a connection that the node has rejected fails; the reason is what the node has said.
+// TestRejectionIsHeard: what the client writes to a connection that the node has rejected fails; the reason is what the
+// node has said.
 func TestRejectionIsHeard(t *testing.T) {
 	preface, b := []byte("PRI * HTTP/2.0"), make([]byte, 100)
 	rejected := &greetedConn{Conn: &brokenConn{said: append([]byte{0, 0, 11, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11}, "why"...)}}

@@ -22,26 +22,29 @@ import (
 )
 
 const (
-	// maxReports bounds the reports of loans that wait for one node. The borrower's book (internal/lend) repeats a dropped one.
+	// maxReports bounds the reports of loans that wait for one node. The borrower's book (internal/lend) repeats a
+	// dropped one.
 	maxReports = 4
-	// maxWaiting bounds the checks that wait for one node, and so the memory of a program while a node hangs. Further checks fail at once
-	// (errFull).
+	// maxWaiting bounds the checks that wait for one node, and so the memory of a program while a node hangs. Further
+	// checks fail at once (errFull).
 	maxWaiting = 20_000
-	// maxUnanswered bounds the messages of checks without their last answer. A node stops reading a stream while 64 messages of the stream wait
-	// for other nodes. The client stops at 48, so that the node still reads reports of loans, whose units those messages may wait for.
+	// maxUnanswered bounds the messages of checks without their last answer. A node stops reading a stream while 64
+	// messages of the stream wait for other nodes. The client stops at 48, so that the node still reads reports of
+	// loans, whose units those messages may wait for.
 	maxUnanswered = 48
-	// minLife is how long a stream must last. If it ended sooner, run pauses before it opens the next one, unless a check waits. gRPC connects
-	// again at once when an established connection ends. So without the pause, a client whose connections a node accepts and then closes would
-	// connect a thousand times a second.
+	// minLife is how long a stream must last. If it ended sooner, run pauses before it opens the next one, unless a
+	// check waits. gRPC connects again at once when an established connection ends. So without the pause, a client
+	// whose connections a node accepts and then closes would connect a thousand times a second.
 	minLife = 5 * time.Second
-	// The first pause is minPause; each further one is twice as long, up to maxPause. run waits for a random time from half of the pause to all.
+	// The first pause is minPause; each further one is twice as long, up to maxPause. run waits for a random time from
+	// half of the pause to all.
 	minPause, maxPause = 200 * time.Millisecond, 15 * time.Second
 )
 
-// member is one node. A client has one connection to it, which unary calls (message.go, calls.go) and one stream share: the stream has checks,
-// loans, readiness and the topology. The stream is opened when the node is first wanted, and again whenever it has ended. The connection is
-// closed when the member is given up, because its address is gone (renewLocked) or the client is closed. One goroutine opens streams and
-// writes; another one reads each stream:
+// member is one node. A client has one connection to it, which unary calls (message.go, calls.go) and one stream share:
+// the stream has checks, loans, readiness and the topology. The stream is opened when the node is first wanted, and
+// again whenever it has ended. The connection is closed when the member is given up, because its address is gone
+// (renewLocked) or the client is closed. One goroutine opens streams and writes; another one reads each stream:
 //
 //	run, talk  open streams, with a pause after one that did not last
 //	send       queues a request
@@ -49,26 +52,32 @@ const (
 //	received   handles what the node sends; onAnswer handles answers to checks
 //	ended      fails the requests that wait for a stream that has ended
 //
-// A node can reject a client in three ways. If no connection can be made, requests fail as untried, the state becomes failed, and run tries
-// again as soon as gRPC does. If the connection is closed before minLife, the same happens, and run pauses. If the node rejects the stream as
-// overloaded, messages that were sent fail as untried as well, because the node carried out nothing, and run pauses.
+// A node can reject a client in three ways. If no connection can be made, requests fail as untried, the state becomes
+// failed, and run tries again as soon as gRPC does. If the connection is closed before minLife, the same happens, and
+// run pauses. If the node rejects the stream as overloaded, messages that were sent fail as untried as well, because
+// the node carried out nothing, and run pauses.
 //
-// Checks gather in a queue. It is sent when fewer than maxUnanswered messages lack their last answer, and the queue has as many checks as are in
-// flight, or MaxBatch. So a lone caller does not wait for others, nor does a second one; many callers have a few large messages in flight, which
-// saves CPU, because a message costs as much as some tens of checks; and a check waits for at most one round trip, below maxUnanswered.
+// Checks gather in a queue. It is sent when fewer than maxUnanswered messages lack their last answer, and the queue has
+// as many checks as are in flight, or MaxBatch. So a lone caller does not wait for others, nor does a second one; many
+// callers have a few large messages in flight, which saves CPU, because a message costs as much as some tens of checks;
+// and a check waits for at most one round trip, below maxUnanswered.
 //
 // Words:
 //
 //	request    the checks of one call that go to this node
 //	message    what is sent at once: checks of several requests (message.go); a probe is a message without checks
 //	sent       messages on the open stream without the last of their answers
-//	in flight  of a check: its message is sent and has no answer yet, not even its first (inFlight). out counts more: also what is queued
-//	hung       the node was ready, and left a call unanswered; it gets checks only if pick finds none ready or connecting
-//	untried    of an error: the node carried out nothing, so another may be asked. errFull is not untried, so that the check fails at once
+//	in flight  of a check: its message is sent and has no answer yet, not even its first (inFlight). out counts more:
+//	           also what is queued
+//	hung       the node was ready, and left a call unanswered; it gets checks only if pick finds none ready or
+//	           connecting
+//	untried    of an error: the node carried out nothing, so another may be asked. errFull is not untried, so that the
+//	           check fails at once
 //	answered, unanswered, unknown  the outcome of a call, for the breaker and for heard (breaker.go)
 //
-// Other files must keep: every request given to send ends exactly once (message.go), or is dropped by gatherLocked if its caller has gone. A
-// caller uses a request again only if it has ended without an error. A request has at most MaxBatch checks.
+// Other files must keep: every request given to send ends exactly once (message.go), or is dropped by gatherLocked if
+// its caller has gone. A caller uses a request again only if it has ended without an error. A request has at most
+// MaxBatch checks.
 //
 // Its methods are safe for concurrent use.
 type member struct {
@@ -97,7 +106,8 @@ type member struct {
 	sequence uint64              // of the last message
 	renumber bool                // the node may not know the numbers that packer has defined: the next message begins anew
 
-	// Only for the writer: whether it has asked for readiness and for the topology on this stream, and what packs messages.
+	// Only for the writer: whether it has asked for readiness and for the topology on this stream, and what packs
+	// messages.
 	greeted, follows bool
 	packer           packer
 }
@@ -124,7 +134,8 @@ func (m *member) want() {
 	}
 }
 
-// ifReady returns m if it is ready, otherwise nil. If the node is not connected, ifReady has it connected for later checks.
+// ifReady returns m if it is ready, otherwise nil. If the node is not connected, ifReady has it connected for later
+// checks.
 func (m *member) ifReady() *member {
 	if m == nil || m.state.Load() == ready {
 		return m
@@ -133,8 +144,8 @@ func (m *member) ifReady() *member {
 	return nil
 }
 
-// run opens streams until the member is given up. While gRPC cannot connect, run tries again when gRPC does, and after lookUpPause. Otherwise it
-// pauses after a stream that did not last, but not while a check waits for a stream (hurry).
+// run opens streams until the member is given up. While gRPC cannot connect, run tries again when gRPC does, and after
+// lookUpPause. Otherwise it pauses after a stream that did not last, but not while a check waits for a stream (hurry).
 func (m *member) run() {
 	defer m.conn.Close()
 	select {
@@ -164,8 +175,8 @@ func (m *member) run() {
 	}
 }
 
-// pauseAfter returns the pause after a stream that has ended with err, and after the pause last. A node that ends streams in good order (EOF) is
-// about to accept the next one, and callers wait for it: that pause does not grow.
+// pauseAfter returns the pause after a stream that has ended with err, and after the pause last. A node that ends
+// streams in good order (EOF) is about to accept the next one, and callers wait for it: that pause does not grow.
 func pauseAfter(err error, lasted bool, last time.Duration) time.Duration {
 	switch {
 	case lasted:
@@ -197,11 +208,11 @@ func (m *member) talk() error {
 	return stream.Run(s, cancel, m.wake, m.next, m.received)
 }
 
-// ended fails the requests that wait for a stream that has ended or could not be opened. It sets the state first: another attempt of such a
-// request must not pick this member as a ready one.
+// ended fails the requests that wait for a stream that has ended or could not be opened. It sets the state first:
+// another attempt of such a request must not pick this member as a ready one.
 func (m *member) ended(err error, lasted bool) {
-	// If the node ended the stream in good order (EOF), such as at its max-connection-age, it carried out only what it answered. If it rejected
-	// the stream (overloaded), it carried out nothing.
+	// If the node ended the stream in good order (EOF), such as at its max-connection-age, it carried out only what it
+	// answered. If it rejected the stream (overloaded), it carried out nothing.
 	untried := overloaded(err)
 	if errors.Is(err, io.EOF) {
 		untried, lasted, err = true, true, status.Error(codes.Unavailable, "the node takes no more checks")
@@ -227,7 +238,8 @@ func (m *member) ended(err error, lasted bool) {
 	m.nodes.unfollow(m, others)
 }
 
-// report queues a report of loans, or drops it if maxReports wait already: the book repeats it. It returns false if no stream is open.
+// report queues a report of loans, or drops it if maxReports wait already: the book repeats it. It returns false if no
+// stream is open.
 func (m *member) report(in *weirv1.BorrowRequest) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -241,8 +253,8 @@ func (m *member) report(in *weirv1.BorrowRequest) bool {
 	return true
 }
 
-// send queues a request. It fails the request if there is no connection or too many checks wait. If the connection stands without a stream, it
-// has run open one at once.
+// send queues a request. It fails the request if there is no connection or too many checks wait. If the connection
+// stands without a stream, it has run open one at once.
 func (m *member) send(f *request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -278,7 +290,8 @@ func (m *member) wakeIfDueLocked() {
 	}
 }
 
-// next returns what to write next: the request for readiness and topology, a report of loans, a probe, or checks; nil if there is nothing.
+// next returns what to write next: the request for readiness and topology, a report of loans, a probe, or checks; nil
+// if there is nothing.
 func (m *member) next() *weirv1.CheckStreamRequest {
 	if follow := !m.follows && m.nodes.follow(m); follow || !m.greeted {
 		m.greeted, m.follows = true, follow
@@ -294,8 +307,8 @@ func (m *member) next() *weirv1.CheckStreamRequest {
 	return nil
 }
 
-// take returns the next report of loans, or else the next message: a probe, which has no checks, or the checks in the queue. Both are nil if
-// there is neither.
+// take returns the next report of loans, or else the next message: a probe, which has no checks, or the checks in the
+// queue. Both are nil if there is neither.
 func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -321,7 +334,8 @@ func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 	return nil, x
 }
 
-// gatherLocked adds to a message the checks in the queue, if they are to be sent. It drops those whose callers have gone.
+// gatherLocked adds to a message the checks in the queue, if they are to be sent. It drops those whose callers have
+// gone.
 func (m *member) gatherLocked(x *message) {
 	if !m.dueLocked() {
 		return
@@ -396,12 +410,14 @@ func (m *member) onAnswer(out *weirv1.CheckStreamResponse) error {
 	return err
 }
 
-// heard notes the outcome of a call to the node, and how long it took. A node that has left a call unanswered counts as hung until it
-// answers a call or the probe, says whether it is ready, or its stream ends. The probe is sent once, after the cooldown.
+// heard notes the outcome of a call to the node, and how long it took. A node that has left a call unanswered counts as
+// hung until it answers a call or the probe, says whether it is ready, or its stream ends. The probe is sent once,
+// after the cooldown.
 func (m *member) heard(ctx context.Context, err error, o outcome, took time.Duration) {
 	if err != nil && (status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil) {
-		// The caller's own deadline may have been short, so the call counts as unanswered only if it took a tenth of the client's timeout. A
-		// healthy node answers before any deadline that it is sent, even if the owner that it asks does not.
+		// The caller's own deadline may have been short, so the call counts as unanswered only if it took a tenth of
+		// the client's timeout. A healthy node answers before any deadline that it is sent, even if the owner that it
+		// asks does not.
 		o = unknown
 		if took >= m.nodes.timeout/10 {
 			o = unanswered

@@ -9,8 +9,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// memory answers checks that were refused a moment ago. Its methods are safe for concurrent use; those of a nil *memory do nothing. Instants
-// are those of Client.now.
+// memory answers checks that were refused a moment ago. Its methods are safe for concurrent use; those of a nil *memory
+// do nothing. Instants are those of Client.now.
 type memory struct {
 	hash     func([3]string) uint64 // of policy, namespace and key, without the limit, so that equal states have equal hashes
 	refusals lend.Refusals[subject, Decision]
@@ -39,8 +39,8 @@ func (m *memory) hashOf(t *limit.Target) uint64 {
 	return m.hash([3]string{t.Policy, t.Namespace, t.Key})
 }
 
-// recall answers a check if a refusal is remembered for it. The check must have no request id, because a charge that a node admitted under the
-// id is admitted again.
+// recall answers a check if a refusal is remembered for it. The check must have no request id, because a charge that a
+// node admitted under the id is admitted again.
 func (m *memory) recall(ck *limit.Check, d *Decision, now time.Duration) bool {
 	if m == nil || ck.Cost <= 0 || ck.Partial {
 		return false
@@ -61,14 +61,16 @@ func (m *memory) mark(t *limit.Target) uint64 {
 	return m.refusals.Mark(m.hashOf(t))
 }
 
-// admitted forgets the refusals of a key after a charge that was or may have been made: their RetryAfter has become too short.
+// admitted forgets the refusals of a key after a charge that was or may have been made: their RetryAfter has become too
+// short.
 func (m *memory) admitted(t *limit.Target) {
 	if m != nil && m.refusals.Used() {
 		m.refusals.Admitted(m.hashOf(t))
 	}
 }
 
-// remember keeps the answer to a check if it is a refusal that may be kept. sent and came are when the check was sent and its answer came.
+// remember keeps the answer to a check if it is a refusal that may be kept. sent and came are when the check was sent
+// and its answer came.
 func (m *memory) remember(ck *limit.Check, a *Result, mark uint64, sent, came time.Duration) {
 	if m == nil || a.Err != nil || ck.Cost == 0 {
 		return

@@ -21,7 +21,8 @@ import (
 // errOddAnswer is the error of a stream on which a node sent an answer that no check asked for.
 var errOddAnswer = errors.New("client: a node answered a stream with what was not asked for")
 
-// request is the checks of one call that go to one node. The node's stream ends it once. A caller that has gone before must not use it again.
+// request is the checks of one call that go to one node. The node's stream ends it once. A caller that has gone before
+// must not use it again.
 type request struct {
 	checks  []limit.Check
 	answers []Result // one for each check; complete once the request has ended without err
@@ -82,7 +83,8 @@ func (m *message) add(f *request) {
 	m.open += len(f.checks)
 }
 
-// answeredAt notes that the answer to a check has come. When the last one of a request has come, the request belongs to its caller again.
+// answeredAt notes that the answer to a check has come. When the last one of a request has come, the request belongs to
+// its caller again.
 func (m *message) answeredAt(s *pending) {
 	f := s.f
 	s.f = nil
@@ -143,9 +145,9 @@ func (p *packer) pack(m *message, now time.Duration) *weirv1.CheckStreamRequest 
 	return in
 }
 
-// timeoutMs returns the timeout that the node is told for one of n checks. A node charges a check that it decides after its caller has gone,
-// so no check may have more time than its caller, rounded up to a millisecond. Of several checks, up to an eighth is cut off, so that most
-// have the same timeout, which the wire has once.
+// timeoutMs returns the timeout that the node is told for one of n checks. A node charges a check that it decides after
+// its caller has gone, so no check may have more time than its caller, rounded up to a millisecond. Of several checks,
+// up to an eighth is cut off, so that most have the same timeout, which the wire has once.
 func timeoutMs(left time.Duration, n int) uint32 {
 	ms := uint32(min(max(left, 0)/time.Millisecond+1, 1<<31))
 	if n == 1 {
@@ -154,8 +156,8 @@ func timeoutMs(left time.Duration, n int) uint32 {
 	return ms - ms%(1<<max(bits.Len32(ms/8)-1, 0))
 }
 
-// answer passes the answers of a response to the requests. It returns an error if no node would give such a response; the checks that it did
-// not reach stay without an answer.
+// answer passes the answers of a response to the requests. It returns an error if no node would give such a response;
+// the checks that it did not reach stay without an answer.
 func (m *message) answer(out *weirv1.CheckStreamResponse) error {
 	n := len(out.Checks)
 	at := func(i int) *pending { return m.at(out.Checks[i]) }

@@ -17,17 +17,18 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// This file lists the cluster's nodes and picks one for each check. A client has one connection and one stream to each node that is wanted: to
-// one node at first (renewLocked), to the owners of keys as these are asked for (ifReady), to one more while none is ready (widen), and to all
-// if the nodes do not send the ring (connectAll). A host name is looked up again only while a node cannot be reached; otherwise the ring tells
-// of new nodes.
+// This file lists the cluster's nodes and picks one for each check. A client has one connection and one stream to each
+// node that is wanted: to one node at first (renewLocked), to the owners of keys as these are asked for (ifReady), to
+// one more while none is ready (widen), and to all if the nodes do not send the ring (connectAll). A host name is
+// looked up again only while a node cannot be reached; otherwise the ring tells of new nodes.
 //
 // The path of a check to its node:
 //
 //	lookUp        finds the nodes behind the address; learned (topology.go) gets those of the ring
 //	renewLocked   makes a member of each (member.go), which connects when it is first wanted
 //	owners        has the owner of a key, if it is ready (topology.go)
-//	pick          returns the least busy ready node if the owner is not known or not ready, and connects nodes while none is ready
+//	pick          returns the least busy ready node if the owner is not known or not ready, and connects nodes while
+//	              none is ready
 //	send          queues the check for that node (member.go); remote.go waits for the answer, or asks another node
 //
 // Words:
@@ -36,10 +37,11 @@ import (
 //	ring     the cluster's own list of nodes, with the owner of each key
 //	member   one node of either; its state is one of the constants in member.go
 //	wanted   of a member: it is to be connected; set once, for good
-//	changed  is closed when the list, err or a member's state has changed, but not when a ready node becomes hung or a hung one ready
+//	changed  is closed when the list, err or a member's state has changed, but not when a ready node becomes hung or a
+//	         hung one ready
 //
-// Other files must keep: list is replaced under mu and never modified; a member's state is set by become, so that pick wakes, except between
-// ready and hung (heard, onAnswer).
+// Other files must keep: list is replaced under mu and never modified; a member's state is set by become, so that pick
+// wakes, except between ready and hung (heard, onAnswer).
 
 const (
 	// maxTries is how many nodes are asked when the first could not carry out a check.
@@ -50,9 +52,10 @@ const (
 	lookUpPause = 2 * time.Second
 )
 
-// nodes is the limit.Service of a cluster. It sends each check over gRPC, to the owner of the check's key first (remote.go). Its errors are
-// *Error, or wrap a gRPC status that no node should answer with (AlreadyExists, FailedPrecondition, OutOfRange, Unimplemented or DataLoss, see
-// codeError). Inline limits must not change while a call uses them.
+// nodes is the limit.Service of a cluster. It sends each check over gRPC, to the owner of the check's key first
+// (remote.go). Its errors are *Error, or wrap a gRPC status that no node should answer with (AlreadyExists,
+// FailedPrecondition, OutOfRange, Unimplemented or DataLoss, see codeError). Inline limits must not change while a call
+// uses them.
 type nodes struct {
 	address  address
 	dial     []grpc.DialOption // for each connection
@@ -113,7 +116,8 @@ func newNodes(a address, o options) (*nodes, error) {
 func (ns *nodes) connect(addr string) (*grpc.ClientConn, error) {
 	dial := ns.dial
 	if !slices.Contains(ns.address.nodes, addr) {
-		// TLS checks the node's certificate against the name in the program's address, because this address came from the ring or a look-up.
+		// TLS checks the node's certificate against the name in the program's address, because this address came from
+		// the ring or a look-up.
 		dial = slices.Concat([]grpc.DialOption{grpc.WithAuthority(ns.address.name)}, dial)
 	} else if ns.address.target {
 		return grpc.NewClient(addr, dial...)
@@ -128,7 +132,8 @@ func (ns *nodes) close() {
 	ns.running.Wait()
 }
 
-// lookUp looks up the nodes of a host name, and again, after lookUpPause, whenever a node or the resolver cannot be reached.
+// lookUp looks up the nodes of a host name, and again, after lookUpPause, whenever a node or the resolver cannot be
+// reached.
 func (ns *nodes) lookUp() {
 	for ns.ctx.Err() == nil {
 		hosts, err := net.DefaultResolver.LookupHost(ns.ctx, ns.address.host)
@@ -200,8 +205,8 @@ func (ns *nodes) renewLocked() {
 	}
 	for _, m := range ns.list {
 		if !slices.Contains(list, m) {
-			// The node may still answer: perhaps the host name only lost its address. So cancel, which ends m.run and closes the connection, waits
-			// until calls in flight have ended.
+			// The node may still answer: perhaps the host name only lost its address. So cancel, which ends m.run and
+			// closes the connection, waits until calls in flight have ended.
 			time.AfterFunc(ns.timeout, m.cancel)
 			ns.unfollow(m, list)
 		}
@@ -228,12 +233,14 @@ func (ns *nodes) members() ([]*member, <-chan struct{}, error) {
 	return ns.list, ns.changed, ns.err
 }
 
-// pick returns the node to ask: the ready one with the fewest waiting calls (out), and in turn among equals. So before its first time-out, a node that
-// hangs gets from pick at most one waiting call more than each other ready node. Checks that go to the owner of their keys are not bounded so.
+// pick returns the node to ask: the ready one with the fewest waiting calls (out), and in turn among equals. So before
+// its first time-out, a node that hangs gets from pick at most one waiting call more than each other ready node. Checks
+// that go to the owner of their keys are not bounded so.
 //
-// If no node is ready and some are not wanted yet, or are being connected, pick connects one more (widen), and another one whenever that fails or
-// takes longer than widenAfter, and waits for them until ctx ends. If all are hung, unready or failed, pick returns a hung one, which
-// may answer again, else an unready one, which answers as well as it can, else a failed one: send then fails, unless its connection stands.
+// If no node is ready and some are not wanted yet, or are being connected, pick connects one more (widen), and another
+// one whenever that fails or takes longer than widenAfter, and waits for them until ctx ends. If all are hung, unready
+// or failed, pick returns a hung one, which may answer again, else an unready one, which answers as well as it can,
+// else a failed one: send then fails, unless its connection stands.
 func (ns *nodes) pick(ctx context.Context) (*member, error) {
 	for {
 		list, changed, err := ns.members()
@@ -269,7 +276,8 @@ func (ns *nodes) pick(ctx context.Context) (*member, error) {
 	}
 }
 
-// best returns, for each state, the member with the fewest waiting calls, the first in turn among equals; nil if there is none.
+// best returns, for each state, the member with the fewest waiting calls, the first in turn among equals; nil if there
+// is none.
 func (ns *nodes) best(list []*member, turn uint64) (best [failed + 1]*member) {
 	for i := range list {
 		m := list[(turn+uint64(i))%uint64(len(list))]
@@ -281,7 +289,8 @@ func (ns *nodes) best(list []*member, turn uint64) (best [failed + 1]*member) {
 	return best
 }
 
-// widen connects one more node, if one is not wanted yet: at once if none is being connected, otherwise widenAfter after the last time (widened).
+// widen connects one more node, if one is not wanted yet: at once if none is being connected, otherwise widenAfter
+// after the last time (widened).
 func (ns *nodes) widen(list []*member, turn uint64) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()

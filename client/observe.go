@@ -11,12 +11,12 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// WithLogger sets where the Client logs that its fail policy begins to answer because no node does, with the reason, and that nodes answer
-// again. Each is one line at level WARN. Default: slog.Default().
+// WithLogger sets where the Client logs that its fail policy begins to answer because no node does, with the reason,
+// and that nodes answer again. Each is one line at level WARN. Default: slog.Default().
 func WithLogger(log *slog.Logger) Option { return func(o *options) { o.log = log } }
 
-// WithObserver has f called with every decision before it is returned. f is called by many goroutines at once and must return soon. Default:
-// no observer.
+// WithObserver has f called with every decision before it is returned. f is called by many goroutines at once and must
+// return soon. Default: no observer.
 func WithObserver(f func(Observed)) Option { return func(o *options) { o.observer = f } }
 
 // Observed is a decision and its check.
@@ -75,14 +75,15 @@ func (c *Counter) Counts() Counts {
 // Stats has counts of what a Client has answered, and its state.
 type Stats struct {
 	Counts
-	// Unanswered is how many decisions of FailedOpen and FailedClosed the Client's fail policy made because no node answered.
+	// Unanswered is how many decisions of FailedOpen and FailedClosed the Client's fail policy made because no node
+	// answered.
 	Unanswered uint64
-	// Nodes is how many nodes the Client knows. Ready is how many of them are connected, say that they are ready, and have left no call
-	// unanswered since. The Client connects a node when it first needs it.
+	// Nodes is how many nodes the Client knows. Ready is how many of them are connected, say that they are ready, and
+	// have left no call unanswered since. The Client connects a node when it first needs it.
 	Nodes, Ready int
-	// Settling is how many reservations are being committed or cancelled in the background because no node has answered. Unsettled is how many
-	// were given up, because their ttl passed, a node failed the commit or the Client was closed: the cluster ends them as the policy's
-	// on_expiry says.
+	// Settling is how many reservations are being committed or cancelled in the background because no node has
+	// answered. Unsettled is how many were given up, because their ttl passed, a node failed the commit or the Client
+	// was closed: the cluster ends them as the policy's on_expiry says.
 	Settling  int
 	Unsettled uint64
 	// WithoutNode is set while the Client's fail policy answers. Reason is why no node does.
@@ -124,8 +125,8 @@ func (c *Client) observeOne(t *limit.Target, key string, cost int64, d *Decision
 	}
 }
 
-// The log says that nodes answer again only after the fail policy has not answered for outageQuiet. So a cluster that answers only some calls
-// makes two log lines in that time, not two for each call.
+// The log says that nodes answer again only after the fail policy has not answered for outageQuiet. So a cluster that
+// answers only some calls makes two log lines in that time, not two for each call.
 const outageQuiet = 5 * time.Second
 
 // outage logs when the fail policy begins to answer in place of nodes, and when nodes answer again.

@@ -72,8 +72,8 @@ func TestCounts(t *testing.T) {
 	expect.True(t, s.Counts == want && !s.WithoutNode && s.Unanswered == 0 && s.Nodes == 1 && s.Ready == 1, "%+v", s)
 }
 
-// The log has a line for the beginning of an outage and one for its end, and none for each failure of a cluster that answers only
-// sometimes.
+// The log has a line for the beginning of an outage and one for its end, and none for each failure of a cluster that
+// answers only sometimes.
 func TestOutage(t *testing.T) {
 	log := &testkit.Buffer{}
 	o := outage{log: log.Logger(), onError: FailClosed}

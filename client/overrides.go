@@ -8,17 +8,18 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// Override replaces a policy's limits for one key, or for the keys that begin with Prefix. The override for exactly the key takes precedence
-// over those for prefixes, and of those the longest prefix.
+// Override replaces a policy's limits for one key, or for the keys that begin with Prefix. The override for exactly the
+// key takes precedence over those for prefixes, and of those the longest prefix.
 type Override struct {
 	Policy string
 	// Key or Prefix says which keys the override is for. One of them is empty.
 	Key, Prefix string
-	// Settings are the fields of an override in a policy file other than key and prefix, as a JSON object of at most 4096 bytes:
-	// {"limit":500}, {"limits":["10/1s","1000/1h"]}, {"unlimited":true}, {"blocked":true}.
+	// Settings are the fields of an override in a policy file other than key and prefix, as a JSON object of at most
+	// 4096 bytes: {"limit":500}, {"limits":["10/1s","1000/1h"]}, {"unlimited":true}, {"blocked":true}.
 	Settings string
 
-	// Only answers have the fields below. Of two changes of an override, the one with the higher Version, NUMBER@MEMBER, counts.
+	// Only answers have the fields below. Of two changes of an override, the one with the higher Version,
+	// NUMBER@MEMBER, counts.
 	Version   string
 	ChangedBy string    // the caller's name in the access file
 	ChangedAt time.Time // by the clock of the node that made the change
@@ -27,11 +28,12 @@ type Override struct {
 
 // OverrideChange is the result of a change of an override.
 type OverrideChange struct {
-	// Override is the override now; after a deletion it has no Settings. It differs from the caller's if another change was made at the same
-	// time and counts.
+	// Override is the override now; after a deletion it has no Settings. It differs from the caller's if another change
+	// was made at the same time and counts.
 	Override Override
 	Before   *Override // the override before the change; nil: there was none
-	// Members are all members of the cluster, by name. A member that does not have the change gets it when it can be reached.
+	// Members are all members of the cluster, by name. A member that does not have the change gets it when it can be
+	// reached.
 	Members []OverrideMember
 }
 
@@ -43,10 +45,11 @@ type OverrideMember struct {
 	Error   string // why the member has not taken it, may not have it, or has not made it durable; otherwise empty
 }
 
-// SetOverride gives a key, or the keys with a prefix, other limits than their policy has, on all nodes of the cluster. It replaces an earlier
-// override. It waits for the node that it asks, which waits for the others for a second at most; only ctx bounds it. It is not repeated: after
-// ErrUnavailable the change may have been made. The token or certificate needs the role overrides for the policy. A Client that decides in
-// this process has no overrides, and returns ErrInvalid.
+// SetOverride gives a key, or the keys with a prefix, other limits than their policy has, on all nodes of the cluster.
+// It replaces an earlier override. It waits for the node that it asks, which waits for the others for a second at most;
+// only ctx bounds it. It is not repeated: after ErrUnavailable the change may have been made. The token or certificate
+// needs the role overrides for the policy. A Client that decides in this process has no overrides, and returns
+// ErrInvalid.
 func (c *Client) SetOverride(ctx context.Context, o Override) (OverrideChange, error) {
 	return changeOf(overrides(ctx, c, func(api weirv1.OverridesClient) (*weirv1.OverrideChange, error) {
 		set := &weirv1.Override{Policy: o.Policy, Key: o.Key, Prefix: o.Prefix, Settings: o.Settings}
@@ -54,16 +57,16 @@ func (c *Client) SetOverride(ctx context.Context, o Override) (OverrideChange, e
 	}))
 }
 
-// DeleteOverride removes what SetOverride has set for the Key or Prefix of a policy, so that the policy file applies again. It returns
-// ErrNotFound if there is no such override. Otherwise it is as SetOverride.
+// DeleteOverride removes what SetOverride has set for the Key or Prefix of a policy, so that the policy file applies
+// again. It returns ErrNotFound if there is no such override. Otherwise it is as SetOverride.
 func (c *Client) DeleteOverride(ctx context.Context, o Override) (OverrideChange, error) {
 	return changeOf(overrides(ctx, c, func(api weirv1.OverridesClient) (*weirv1.OverrideChange, error) {
 		return api.DeleteOverride(ctx, &weirv1.DeleteOverrideRequest{Policy: o.Policy, Key: o.Key, Prefix: o.Prefix})
 	}))
 }
 
-// Overrides lists the overrides that SetOverride has set, of one policy or, if policy is empty, of all policies for which the caller has the
-// role overrides, in order of policies. A listing that fails ends with the error.
+// Overrides lists the overrides that SetOverride has set, of one policy or, if policy is empty, of all policies for
+// which the caller has the role overrides, in order of policies. A listing that fails ends with the error.
 func (c *Client) Overrides(ctx context.Context, policy string) iter.Seq2[Override, error] {
 	return func(yield func(Override, error) bool) {
 		req := &weirv1.ListOverridesRequest{Policy: policy, PageSize: 1000}

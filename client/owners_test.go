@@ -190,8 +190,8 @@ func TestRingIsSecret(t *testing.T) {
 	}
 }
 
-// TestOneStreamToANode: a client has one stream to each node that it has asked for a key, and to the node that tells it the ring, and not
-// even a connection to the others.
+// TestOneStreamToANode: a client has one stream to each node that it has asked for a key, and to the node that tells it
+// the ring, and not even a connection to the others.
 func TestOneStreamToANode(t *testing.T) {
 	all, addrs := several(t, 3)
 	table := tell(all, addrs, 0, 1, 2)
@@ -251,8 +251,8 @@ func failedOpen(t *testing.T, c *Client) bool {
 	return d.FailedOpen
 }
 
-// A node that hangs costs one question of a caller that asks one after the other. After the cooldown it gets a probe, which nobody waits for,
-// and questions again when it answers that.
+// A node that hangs costs one question of a caller that asks one after the other. After the cooldown it gets a probe,
+// which nobody waits for, and questions again when it answers that.
 func TestHungNode(t *testing.T) {
 	all, c := three(t, WithTimeout(500*time.Millisecond), WithBreaker(5, time.Hour))
 	last, m := all[2], members(c)[2]
@@ -305,8 +305,9 @@ func TestHungNodeManyCallers(t *testing.T) {
 	for range callers {
 		failed += <-done
 	}
-	// A caller that waits for the node asks nothing else, so it is in there at most once. More than these may go unanswered where
-	// the machine is so busy that the other nodes take longer than the timeout, or that a question is not read before it ends.
+	// A caller that waits for the node asks nothing else, so it is in there at most once. More than these may go
+	// unanswered where the machine is so busy that the other nodes take longer than the timeout, or that a question is
+	// not read before it ends.
 	n := int(last.asked.Load() - before)
 	expect.True(t, n >= 1 && n <= callers && failed >= n,
 		"the node that hangs was asked %d times, %d questions went unanswered; want 1 to %d, and as many or more", n,

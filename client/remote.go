@@ -22,20 +22,22 @@ import (
 //	answer   passes the node's answers to the requests (message.go)
 //	await    waits for the end of a request, or until its caller's time is over
 
-// Dial returns a Client of the cluster at address: the host:port of a node's gRPC listener, several of them separated by
-// commas, or a target in gRPC's own syntax, such as "dns:///weir:8081" or "unix:/run/weir.sock". A single host name may
-// stand for many nodes.
+// Dial returns a Client of the cluster at address: the host:port of a node's gRPC listener, several of them separated
+// by commas, or a target in gRPC's own syntax, such as "dns:///weir:8081" or "unix:/run/weir.sock". A single host name
+// may stand for many nodes.
 //
-// The Client learns the ring from one of the nodes, and asks the node that owns a key. If the nodes do not send the ring, or the owner cannot
-// be reached from here, says that it is not ready, or left a call unanswered a moment ago, the Client asks the node with the fewest checks in
-// flight: any node can answer any check. The owners' addresses are those that the nodes advertise, with the port of their gRPC listener. The
-// Client keeps a connection, with one stream, to each node that it has asked.
+// The Client learns the ring from one of the nodes, and asks the node that owns a key. If the nodes do not send the
+// ring, or the owner cannot be reached from here, says that it is not ready, or left a call unanswered a moment ago,
+// the Client asks the node with the fewest checks in flight: any node can answer any check. The owners' addresses are
+// those that the nodes advertise, with the port of their gRPC listener. The Client keeps a connection, with one stream,
+// to each node that it has asked.
 //
-// Dial does not wait for a connection and does not fail if no node is at the address. While no node answers, the fail policy does, from the
-// first check on; by default it admits everything. The Client then logs a warning with the reason (WithLogger), Stats counts it, and every
-// such Decision has FailedOpen or FailedClosed set. A program that should not start without nodes calls Ready first. If the nodes reject the
-// credentials, every call returns ErrUnauthenticated or ErrDenied. ctx bounds the time that Dial itself waits; at present it waits for
-// nothing. The errors of Dial are *Error of kind ErrInvalid, whose Field names the option or "address".
+// Dial does not wait for a connection and does not fail if no node is at the address. While no node answers, the fail
+// policy does, from the first check on; by default it admits everything. The Client then logs a warning with the reason
+// (WithLogger), Stats counts it, and every such Decision has FailedOpen or FailedClosed set. A program that should not
+// start without nodes calls Ready first. If the nodes reject the credentials, every call returns ErrUnauthenticated or
+// ErrDenied. ctx bounds the time that Dial itself waits; at present it waits for nothing. The errors of Dial are *Error
+// of kind ErrInvalid, whose Field names the option or "address".
 func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -73,8 +75,9 @@ func (ns *nodes) Check(ctx context.Context, checks []limit.Check) ([]Result, err
 	return results, ns.CheckTo(ctx, checks, nil, results)
 }
 
-// CheckTo implements limit.Preparer. It asks the owners of the keys in parallel, until ctx's Deadline or, without one, for the client's
-// timeout. If a node does not carry out a check, it asks another one. The checks must be valid: an invalid one may stay without an answer.
+// CheckTo implements limit.Preparer. It asks the owners of the keys in parallel, until ctx's Deadline or, without one,
+// for the client's timeout. If a node does not carry out a check, it asks another one. The checks must be valid: an
+// invalid one may stay without an answer.
 func (ns *nodes) CheckTo(ctx context.Context, cs []limit.Check, _ limit.Denials, rs []Result) error {
 	var one [1]int
 	open := one[:0]
@@ -148,8 +151,8 @@ func (ns *nodes) sendAll(ctx context.Context, cs []limit.Check, open []int, requ
 	return requests, nil
 }
 
-// await waits for the end of a request, and notes the outcome for its node. untried means that the node carried out nothing, so that another
-// one may be asked.
+// await waits for the end of a request, and notes the outcome for its node. untried means that the node carried out
+// nothing, so that another one may be asked.
 func (ns *nodes) await(ctx context.Context, f *request) (err error, untried bool) {
 	sent := ns.now()
 	f.timer.Reset(f.until - sent)
@@ -188,8 +191,8 @@ func statusError(err error) error {
 	return codeError(code, field, message)
 }
 
-// overloaded reports whether a node has rejected a call or a stream as a whole for want of room, before it read anything of it. The error for
-// a request that is too large has the same code, but names a field or is gRPC's own.
+// overloaded reports whether a node has rejected a call or a stream as a whole for want of room, before it read
+// anything of it. The error for a request that is too large has the same code, but names a field or is gRPC's own.
 func overloaded(err error) bool {
 	s, _ := status.FromError(err)
 	if s.Code() != codes.ResourceExhausted {
@@ -199,9 +202,9 @@ func overloaded(err error) bool {
 	return field == "" && !strings.HasPrefix(message, "grpc: ")
 }
 
-// codeError turns a gRPC code with a message into an error of this package. A node's internal failure is ErrUnavailable, so that a caller does
-// not fail because its limiter does. ErrDenied and ErrUnauthenticated stay as they are: they do not end by themselves, and the fail policy
-// would hide them.
+// codeError turns a gRPC code with a message into an error of this package. A node's internal failure is
+// ErrUnavailable, so that a caller does not fail because its limiter does. ErrDenied and ErrUnauthenticated stay as
+// they are: they do not end by themselves, and the fail policy would hide them.
 func codeError(code codes.Code, field, message string) error {
 	kind := wire.Kind(code)
 	switch code {
@@ -214,8 +217,8 @@ func codeError(code codes.Code, field, message string) error {
 	return limit.NewError(kind, wire.FieldOf(field), message)
 }
 
-// splitField splits a message of weir.v1 that begins with a field's name, such as "checks[3].key: is empty". The messages of gRPC itself begin
-// with "grpc: ".
+// splitField splits a message of weir.v1 that begins with a field's name, such as "checks[3].key: is empty". The
+// messages of gRPC itself begin with "grpc: ".
 func splitField(s string) (field, message string) {
 	field, message, ok := strings.Cut(s, ": ")
 	if !ok || field == "" || field == "grpc" || strings.Trim(field, "abcdefghijklmnopqrstuvwxyz0123456789_.[]") != "" {

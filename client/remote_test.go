@@ -339,7 +339,8 @@ func (overloadedNode) Acquire(context.Context, *weirv1.AcquireRequest) (*weirv1.
 	return nil, errOverload
 }
 
-// A node that has no room is no error of the caller's: another node is asked, and where there is none the fail policy answers.
+// A node that has no room is no error of the caller's: another node is asked, and where there is none the fail policy
+// answers.
 func TestOverload(t *testing.T) {
 	full := newNode(nil)
 	full.LimiterServer, full.direct = overloadedNode{full.LimiterServer}, true

@@ -10,32 +10,35 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// The life of a reservation: Reserve or ReserveAll makes it, Extend adds to it, CommitEach ends it (Commit and Cancel are CommitEach of one).
-// If no node answers, settle.go repeats the commit in the background. Charge is for work without a reservation.
+// The life of a reservation: Reserve or ReserveAll makes it, Extend adds to it, CommitEach ends it (Commit and Cancel
+// are CommitEach of one). If no node answers, settle.go repeats the commit in the background. Charge is for work
+// without a reservation.
 
-// Usage is what work has used: tokens by class, such as "input", "cached" and "output", for policies with prices for these classes.
+// Usage is what work has used: tokens by class, such as "input", "cached" and "output", for policies with prices for
+// these classes.
 type Usage = limit.Usage
 
 // Work is the work that a reservation is for.
 type Work struct {
-	// Cost is the most that the work may cost, in units. If Cost is 0 and there is no Usage, the policy's estimate applies, or 1 if the policy
-	// has none.
+	// Cost is the most that the work may cost, in units. If Cost is 0 and there is no Usage, the policy's estimate
+	// applies, or 1 if the policy has none.
 	Cost int64
 	// Usage replaces Cost.
 	Usage Usage
 	// Class is the kind of work, such as the name of a model, for policies whose estimate is auto. At most 128 bytes.
 	Class string
-	// TTL is how long the reservation waits for Commit or Cancel: 1 ms to 1 hour; 0 stands for 1 minute. After that all of it stays charged,
-	// or is given back if the policy has on_expiry: release.
+	// TTL is how long the reservation waits for Commit or Cancel: 1 ms to 1 hour; 0 stands for 1 minute. After that all
+	// of it stays charged, or is given back if the policy has on_expiry: release.
 	TTL time.Duration
 }
 
 // Settled is the result of a commit.
 type Settled = limit.Settled
 
-// Reservation is a number of units that are charged for work whose cost is known only afterwards, until Commit or Cancel. If neither is called
-// within its ttl, it ends as the policy's on_expiry says (see Work.TTL). Its methods are safe for concurrent use; those of a nil *Reservation
-// do nothing. The first Commit or Cancel that succeeds counts and later ones do nothing, so that Cancel can be deferred.
+// Reservation is a number of units that are charged for work whose cost is known only afterwards, until Commit or
+// Cancel. If neither is called within its ttl, it ends as the policy's on_expiry says (see Work.TTL). Its methods are
+// safe for concurrent use; those of a nil *Reservation do nothing. The first Commit or Cancel that succeeds counts and
+// later ones do nothing, so that Cancel can be deferred.
 type Reservation struct {
 	c      *Client
 	target limit.Target
@@ -61,12 +64,13 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Du
 	return l.ReserveWork(ctx, key, Work{Cost: n, TTL: ttl})
 }
 
-// ReserveWork charges the most that some work may cost. The reservation is nil if and only if the decision refuses or the error is not nil.
-// The caller should Commit it with the actual cost, or Cancel it, within its ttl, and Extend it in time if the work takes longer or costs
-// more. Unlike Reserve of golang.org/x/time/rate it does not reserve a moment in the future; a leaky_bucket's Delay is in the Decision.
+// ReserveWork charges the most that some work may cost. The reservation is nil if and only if the decision refuses or
+// the error is not nil. The caller should Commit it with the actual cost, or Cancel it, within its ttl, and Extend it
+// in time if the work takes longer or costs more. Unlike Reserve of golang.org/x/time/rate it does not reserve a moment
+// in the future; a leaky_bucket's Delay is in the Decision.
 //
-// If no node answers, under FailOpen the Decision is FailedOpen and the reservation is empty: settling it does nothing, and extending it is
-// admitted.
+// If no node answers, under FailOpen the Decision is FailedOpen and the reservation is empty: settling it does nothing,
+// and extending it is admitted.
 func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reservation, Decision, error) {
 	ck, ask, bad := l.work(key, &w)
 	if bad != nil {
@@ -102,10 +106,11 @@ type Claim struct {
 	Work
 }
 
-// ReserveAll reserves several claims together, whichever nodes own their keys, such as those of an organization, a team and a user: all are
-// charged, or none is. It returns one reservation for each claim, in order; they are nil if and only if the decision refuses or the error is
-// not nil. Each is extended, committed and cancelled by itself. Claims of the same limit and key are summed: the first has the reservation for
-// all of them, and the others are empty, so that their methods do nothing.
+// ReserveAll reserves several claims together, whichever nodes own their keys, such as those of an organization, a team
+// and a user: all are charged, or none is. It returns one reservation for each claim, in order; they are nil if and
+// only if the decision refuses or the error is not nil. Each is extended, committed and cancelled by itself. Claims of
+// the same limit and key are summed: the first has the reservation for all of them, and the others are empty, so that
+// their methods do nothing.
 //
 // If no node answers, the Client's fail policy does. Under FailOpen all claims are admitted, with empty reservations.
 func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation, AllDecision, error) {
@@ -139,15 +144,16 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 	return out, all, nil
 }
 
-// Charge adds n units that have already been used, at least 1, whether or not there is room for them. The Decision's Allowed says whether
-// there was room; Granted is what was charged: n, or less under a max_debt. Charge needs a role of its own, charge. With WithRetry it is
-// repeated under an id that the Client makes. It fails with ErrUnavailable if no node answers; no fail policy answers it.
+// Charge adds n units that have already been used, at least 1, whether or not there is room for them. The Decision's
+// Allowed says whether there was room; Granted is what was charged: n, or less under a max_debt. Charge needs a role of
+// its own, charge. With WithRetry it is repeated under an id that the Client makes. It fails with ErrUnavailable if no
+// node answers; no fail policy answers it.
 func (l *Limiter) Charge(ctx context.Context, key string, n int64) (Decision, error) {
 	return l.ChargeWithID(ctx, key, n, l.c.requestID())
 }
 
-// ChargeWithID is a Charge that may be repeated. Under the same requestID, of at most 128 bytes, units are charged once, and a repetition
-// returns the same answer for as long as the cluster remembers it (the window, 1 to 5 minutes).
+// ChargeWithID is a Charge that may be repeated. Under the same requestID, of at most 128 bytes, units are charged
+// once, and a repetition returns the same answer for as long as the cluster remembers it (the window, 1 to 5 minutes).
 func (l *Limiter) ChargeWithID(ctx context.Context, key string, n int64, requestID string) (Decision, error) {
 	return l.charge(ctx, key, limit.Amount{Cost: n}, requestID)
 }
@@ -174,10 +180,10 @@ func (l *Limiter) charge(ctx context.Context, key string, a limit.Amount, reques
 	return d, err
 }
 
-// Extend adds n units, 0 or more, to the reservation if there is room for them, and has it wait for ttl from now on; a ttl of 0 does not
-// change how long it waits. If the Decision refuses, nothing has changed, and the work should end. Extend fails with ErrNotFound if the
-// reservation has run out. If no node answers, under FailOpen the Decision is FailedOpen, and Commit charges what was used beyond the
-// reservation.
+// Extend adds n units, 0 or more, to the reservation if there is room for them, and has it wait for ttl from now on; a
+// ttl of 0 does not change how long it waits. If the Decision refuses, nothing has changed, and the work should end.
+// Extend fails with ErrNotFound if the reservation has run out. If no node answers, under FailOpen the Decision is
+// FailedOpen, and Commit charges what was used beyond the reservation.
 func (r *Reservation) Extend(ctx context.Context, n int64, ttl time.Duration) (Decision, error) {
 	return r.extend(ctx, limit.Amount{Cost: n}, ttl)
 }
@@ -221,11 +227,12 @@ func (r *Reservation) extend(ctx context.Context, a limit.Amount, ttl time.Durat
 	return d, err
 }
 
-// Commit ends the reservation: cost units stay charged, the rest is given back, and what exceeds the reservation is charged, whether or not
-// there is room for it. It takes at most the client's timeout. If no node answers in that time, Commit returns nil, and the Client repeats it
-// in the background until the reservation's ttl has passed. Stats has how many reservations are being settled so, and how many the Client has
-// given up. Commit fails with ErrNotFound if the reservation has run out, and with ErrUnavailable if no node answers and 4096 reservations are
-// being settled; the caller may then call it again.
+// Commit ends the reservation: cost units stay charged, the rest is given back, and what exceeds the reservation is
+// charged, whether or not there is room for it. It takes at most the client's timeout. If no node answers in that time,
+// Commit returns nil, and the Client repeats it in the background until the reservation's ttl has passed. Stats has how
+// many reservations are being settled so, and how many the Client has given up. Commit fails with ErrNotFound if the
+// reservation has run out, and with ErrUnavailable if no node answers and 4096 reservations are being settled; the
+// caller may then call it again.
 func (r *Reservation) Commit(cost int64) error {
 	_, err := r.CommitCost(cost)
 	return err
@@ -309,8 +316,9 @@ type Cost struct {
 // SettledResult is the answer to one commit of several: Settled, or an error.
 type SettledResult = limit.SettledResult
 
-// CommitEach is Commit for up to 1000 reservations in one call, such as those of one ReserveAll. Each has its own result, in order, or is
-// settled in the background as by Commit. The error of the call means that the costs are invalid, or is ErrClosed.
+// CommitEach is Commit for up to 1000 reservations in one call, such as those of one ReserveAll. Each has its own
+// result, in order, or is settled in the background as by Commit. The error of the call means that the costs are
+// invalid, or is ErrClosed.
 func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 	if len(costs) > limit.MaxBatch {
 		return nil, invalid("commits", "must be at most %d, not %d", limit.MaxBatch, len(costs))
@@ -366,7 +374,8 @@ func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 	return results, err
 }
 
-// commitEach commits one reservation or several. If there is only one and no node answers, that is the error of the call.
+// commitEach commits one reservation or several. If there is only one and no node answers, that is the error of the
+// call.
 func (c *Client) commitEach(ctx context.Context, asks []limit.Commit) ([]SettledResult, error) {
 	if len(asks) > 1 {
 		return c.svc.CommitEach(ctx, asks)
@@ -383,8 +392,8 @@ func (r *Reservation) sameAs(t *limit.Target) bool {
 	return r.target.Key == t.Key && scopeOf(&r.target) == scopeOf(t)
 }
 
-// newReservation returns the reservation that the answer to ask granted. asked is when ask was sent; the owner counts the ttl from a later
-// moment.
+// newReservation returns the reservation that the answer to ask granted. asked is when ask was sent; the owner counts
+// the ttl from a later moment.
 func newReservation(c *Client, got *Decision, ask *limit.Reserve, asked time.Duration) *Reservation {
 	return &Reservation{
 		c: c, target: ask.Target, class: ask.Class, id: got.ReservationID, units: got.Granted,

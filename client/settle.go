@@ -19,16 +19,17 @@ const (
 	settleTimeout = time.Second
 )
 
-// settling has the reservations whose Commit or Cancel no node has answered. Each has a goroutine, which repeats the same message until a node
-// answers or the ttl has passed: nodes answer a repeated commit as the first. Close waits for the goroutines.
+// settling has the reservations whose Commit or Cancel no node has answered. Each has a goroutine, which repeats the
+// same message until a node answers or the ttl has passed: nodes answer a repeated commit as the first. Close waits for
+// the goroutines.
 type settling struct {
 	now       atomic.Int64
 	closing   chan struct{} // closed when Close begins
 	unsettled atomic.Uint64 // given up since the Client was made
 }
 
-// settleLater settles a reservation in the background. It returns false if maxSettling are being settled already. The caller must have called
-// begin.
+// settleLater settles a reservation in the background. It returns false if maxSettling are being settled already. The
+// caller must have called begin.
 func (c *Client) settleLater(r *Reservation, ask limit.Commit) bool {
 	r.mu.Lock()
 	until := r.safe
@@ -47,8 +48,8 @@ func (c *Client) settleLater(r *Reservation, ask limit.Commit) bool {
 	return true
 }
 
-// settleUntil repeats a commit until a node answers. It returns true if the reservation is settled: not if no node answered before until, or a
-// node's answer was an error other than ErrNotFound.
+// settleUntil repeats a commit until a node answers. It returns true if the reservation is settled: not if no node
+// answered before until, or a node's answer was an error other than ErrNotFound.
 func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 	closing := c.settling.closing
 	for pause := minSettlePause; ; pause = min(2*pause, maxSettlePause) {
@@ -66,8 +67,8 @@ func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 			_, err := c.svc.Commit(ctx, ask)
 			return err
 		})
-		// If the reservation is gone before its time, an attempt without an answer has settled it, or its owner lost it in a crash, as the
-		// policy's durability allows.
+		// If the reservation is gone before its time, an attempt without an answer has settled it, or its owner lost it
+		// in a crash, as the policy's durability allows.
 		if err == nil || errors.Is(err, ErrNotFound) {
 			c.memory.forget(&ask.Target)
 			return true

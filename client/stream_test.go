@@ -45,7 +45,8 @@ func TestCallersShareMessages(t *testing.T) {
 	})
 	release()
 	wg.Wait()
-	// Each message is as large as all before it that are in flight: some ten for the held ones, one or two for the rest.
+	// Each message is as large as all before it that are in flight: some ten for the held ones, one or two for the
+	// rest.
 	m := n.messages.Load()
 	expect.True(t, m <= 30, "%d messages for %d callers", m, callers)
 	testkit.Eventually(t, "the counts to be even", func() bool {
@@ -209,7 +210,8 @@ func TestNodeStops(t *testing.T) {
 	}
 }
 
-// TestEndOfAStream: a node that ends a stream in good order has not failed, however short the stream was: callers wait for the next one.
+// TestEndOfAStream: a node that ends a stream in good order has not failed, however short the stream was: callers wait
+// for the next one.
 func TestEndOfAStream(t *testing.T) {
 	c := must.Value(Dial(t.Context(), "127.0.0.1:1"))(t)
 	defer c.Close()
@@ -311,8 +313,8 @@ func TestTimeoutsAreTheCallersOwn(t *testing.T) {
 	}
 }
 
-// TestReportsPassChecks: so many messages of checks wait for answers that the node would read no further; a report of loans is sent
-// all the same, and the next message once one is answered.
+// TestReportsPassChecks: so many messages of checks wait for answers that the node would read no further; a report of
+// loans is sent all the same, and the next message once one is answered.
 func TestReportsPassChecks(t *testing.T) {
 	l := talking()
 	ask := func() *message {

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// WithToken sends a token with every call, for clusters with an access file. It needs WithTLS, unless all addresses are on this host, because
-// a host on the way could read the token and use it. Default: no token.
+// WithToken sends a token with every call, for clusters with an access file. It needs WithTLS, unless all addresses are
+// on this host, because a host on the way could read the token and use it. Default: no token.
 func WithToken(token string) Option { return func(o *options) { o.token = token } }
 
 // bearer is a token in gRPC's form.

@@ -21,8 +21,8 @@ type owners struct {
 	members []*member // in the order of the table's members; nil: the member cannot be reached
 }
 
-// newTopology returns the topology that a node has sent, or nil if it cannot be used: there is only one node, or this build places keys
-// differently.
+// newTopology returns the topology that a node has sent, or nil if it cannot be used: there is only one node, or this
+// build places keys differently.
 func newTopology(t *weirv1.TopologyResponse, before *topology) *topology {
 	hashKey, err := ring.ParseHashKey(t.GetHashKey())
 	if err != nil || len(t.GetMembers()) < 2 || t.GetRingSettings() != ring.SettingsFingerprint(hashKey) {
@@ -105,8 +105,8 @@ func (o *owners) byName(name string) *member {
 // follow reports whether a member should send the topology. One member does at a time: the first that is connected.
 func (ns *nodes) follow(m *member) bool { return ns.source.CompareAndSwap(nil, m) }
 
-// unfollow has another member send the topology if m does. The client keeps the last topology until then: if a node no longer owns a key, or
-// cannot be reached, its checks take a detour.
+// unfollow has another member send the topology if m does. The client keeps the last topology until then: if a node no
+// longer owns a key, or cannot be reached, its checks take a detour.
 func (ns *nodes) unfollow(m *member, others []*member) {
 	if ns.source.CompareAndSwap(m, nil) {
 		for _, o := range others {

@@ -59,9 +59,9 @@ type Cluster struct {
 const (
 	leaveTimeout = 2 * time.Second
 	closeTimeout = time.Second
-	// The library's queue (v0.7.0, and its issue is open) can drop a broadcast for another one of the same length that is
-	// queued at the same time. So what is told is told again: a leave until it has been spread, within leaveTimeout, and
-	// anything else a few times, after a repeatAfter that doubles.
+	// The library's queue (v0.7.0, and its issue is open) can drop a broadcast for another one of the same length that
+	// is queued at the same time. So what is told is told again: a leave until it has been spread, within leaveTimeout,
+	// and anything else a few times, after a repeatAfter that doubles.
 	leaveAttempt = 300 * time.Millisecond
 	repeatAfter  = 100 * time.Millisecond
 	repeats      = 4
@@ -207,9 +207,9 @@ func newBoot() uint64 {
 
 // listConfig tunes the library for a local network of 3 to 100 nodes. A crash is seen when a member's probe has found
 // it (up to two intervals with 3 nodes, at once with many), has failed (one interval) and the suspicion has not been
-// refuted (3 intervals, at 100 nodes 6; twice that when no other node confirms it). It is then asked on its peer port, which takes no time where connections are refused, and
-// doubtTimeout where nothing answers. Measured with all nodes in one
-// process on two busy cores: 1.3 to 2.7 s at 3 to 30 nodes, 2.3 to 3.3 s at 100.
+// refuted (3 intervals, at 100 nodes 6; twice that when no other node confirms it). It is then asked on its peer port,
+// which takes no time where connections are refused, and doubtTimeout where nothing answers. Measured with all nodes in
+// one process on two busy cores: 1.3 to 2.7 s at 3 to 30 nodes, 2.3 to 3.3 s at 100.
 func (c *Cluster) listConfig(t *transport, gossip *gossipLog) *memberlist.Config {
 	conf := memberlist.DefaultLANConfig()
 	conf.Name = c.self.identity.String()
@@ -266,8 +266,8 @@ func (c *Cluster) describe(change func(*metadata)) {
 	})
 }
 
-// Leave takes this node out of the ring: here at once, and elsewhere when the others have heard of it, which Leave waits
-// for, for 2 s at most. The node remains a member, to finish what it is doing, until Close.
+// Leave takes this node out of the ring: here at once, and elsewhere when the others have heard of it, which Leave
+// waits for, for 2 s at most. The node remains a member, to finish what it is doing, until Close.
 func (c *Cluster) Leave(ctx context.Context) error {
 	left := make(chan struct{})
 	c.post(func() {
@@ -296,8 +296,8 @@ func (c *Cluster) Leave(ctx context.Context) error {
 	}
 }
 
-// tellLeaving spreads that this node leaves and returns a channel that gets the outcome. The goroutine run tells nothing
-// more about a leaving node, so no other goroutine calls UpdateNode.
+// tellLeaving spreads that this node leaves and returns a channel that gets the outcome. The goroutine run tells
+// nothing more about a leaving node, so no other goroutine calls UpdateNode.
 func (c *Cluster) tellLeaving() (<-chan error, error) {
 	c.mu.Lock() // so that stop waits for it
 	defer c.mu.Unlock()
@@ -554,7 +554,8 @@ func (c *Cluster) failOnConflict(id identity) {
 	}
 }
 
-// strangerLines bounds the log lines of a minute about processes that gossip names: a host that can write gossip can invent any number.
+// strangerLines bounds the log lines of a minute about processes that gossip names: a host that can write gossip can
+// invent any number.
 const strangerLines = 20
 
 // logStranger logs a message about a process once.

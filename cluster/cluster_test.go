@@ -27,8 +27,8 @@ import (
 
 const patience = testkit.Patience // before a test gives up waiting for a condition
 
-// TestMain has members, which wait for each other most of the time, run side by side, and checks that closed clusters leave no goroutine
-// behind.
+// TestMain has members, which wait for each other most of the time, run side by side, and checks that closed clusters
+// leave no goroutine behind.
 func TestMain(m *testing.M) {
 	testkit.Parallel(6)
 	code := m.Run()
@@ -367,7 +367,8 @@ func TestCrash(t *testing.T) {
 	expect.True(t, d <= 8*time.Second, "seen after %v only", d)
 }
 
-// A member whose gossip nobody hears stays one while it answers on its peer port, and is heard again; it is gone when it hangs there.
+// A member whose gossip nobody hears stays one while it answers on its peer port, and is heard again; it is gone when
+// it hangs there.
 func TestDoubt(t *testing.T) {
 	t.Parallel()
 	var cable cable
@@ -575,8 +576,8 @@ func TestKeys(t *testing.T) {
 	agree(t, a, b, wrong)
 }
 
-// staysOut waits until a node has waited for its seeds in vain, and checks that it has neither gone on alone nor ended, and
-// says why.
+// staysOut waits until a node has waited for its seeds in vain, and checks that it has neither gone on alone nor ended,
+// and says why.
 func (n testNode) staysOut(t *testing.T, why ...string) {
 	t.Helper()
 	testkit.Eventually(t, "the time for the seeds to answer is over", func() bool {

@@ -24,8 +24,8 @@ type Config struct {
 	Bind string
 	// GossipPort is the port for both. 0 picks a free one, which View().Self.GossipAddr then tells.
 	GossipPort int
-	// Advertise is the IP address or host name at which others reach all ports of this node; a name is resolved once, by
-	// Start. Empty: Bind, or when that is 0.0.0.0 a private address of this host.
+	// Advertise is the IP address or host name at which others reach all ports of this node; a name is resolved once,
+	// by Start. Empty: Bind, or when that is 0.0.0.0 a private address of this host.
 	Advertise string
 	// PeerPort, HTTPPort and GRPCPort are the ports that the node listens on, told to the others. 0: none.
 	PeerPort, HTTPPort, GRPCPort int
@@ -34,16 +34,17 @@ type Config struct {
 	Join []string
 	// SettingsFingerprint is ring.SettingsFingerprint of the cluster's hash key.
 	SettingsFingerprint uint64
-	// Keys encrypts the gossip: AES keys of 16, 24 or 32 bytes, all good for reading, the first for writing. Empty: plain.
+	// Keys encrypts the gossip: AES keys of 16, 24 or 32 bytes, all good for reading, the first for writing. Empty:
+	// plain.
 	Keys [][]byte
 	// Voters are the names of the nodes that grant what strict policies need, in any order. A node with another list is
 	// rejected: two lists can have majorities without a voter in common.
 	Voters []string
 	// MaxMembers bounds the processes that are members at a time, this one included. 0: 256.
 	MaxMembers int
-	// Identify asks the process behind a peer address, HOST:PORT, who it is: see Cluster.Identity. It returns an error when
-	// no process answers there that can prove to be a node of this cluster. A process that gossip names counts only once it has answered.
-	// Start requires it. It is called by several goroutines.
+	// Identify asks the process behind a peer address, HOST:PORT, who it is: see Cluster.Identity. It returns an error
+	// when no process answers there that can prove to be a node of this cluster. A process that gossip names counts
+	// only once it has answered. Start requires it. It is called by several goroutines.
 	Identify func(ctx context.Context, addr string) (Identity, error)
 	// PolicyHash is shown to the others; see SetPolicyHash.
 	PolicyHash uint32
@@ -51,8 +52,8 @@ type Config struct {
 	EnvoyHash uint32
 	// Logger gets what an operator wants to know. Nil: slog.Default().
 	Logger *slog.Logger
-	// Rejected, when set, is told each time that a process is rejected, by one of the Reasons below; it is called by several
-	// goroutines and must return at once. What there is to say is logged already.
+	// Rejected, when set, is told each time that a process is rejected, by one of the Reasons below; it is called by
+	// several goroutines and must return at once. What there is to say is logged already.
 	Rejected func(reason string)
 
 	// ProbeInterval paces the failure detection: a crash is seen after 5 to 11 times as long, and
@@ -62,13 +63,14 @@ type Config struct {
 	// Settle is how long no member may have come or gone before a joining node becomes active; at the latest it does so
 	// after SeedTimeout. 0: 500 ms.
 	Settle time.Duration
-	// SeedTimeout is how long a joining node waits for a first answer before it goes on alone, from when a seed's name has
-	// first stood for an address. 0: 15 s.
+	// SeedTimeout is how long a joining node waits for a first answer before it goes on alone, from when a seed's name
+	// has first stood for an address. 0: 15 s.
 	SeedTimeout time.Duration
-	// RejoinInterval is the mean time between attempts to reach seeds that are not members. 0: 5 s; a tenth while joining.
+	// RejoinInterval is the mean time between attempts to reach seeds that are not members. 0: 5 s; a tenth while
+	// joining.
 	RejoinInterval time.Duration
-	// ConflictTimeout is how long another process may go on using this node's name before that is fatal: longer than the
-	// failure detection takes. 0: 20 times ProbeInterval.
+	// ConflictTimeout is how long another process may go on using this node's name before that is fatal: longer than
+	// the failure detection takes. 0: 20 times ProbeInterval.
 	ConflictTimeout time.Duration
 
 	// wrapTransport lets tests cut the network.

@@ -16,8 +16,8 @@ type delegate struct{ c *Cluster }
 // NodeMeta returns what is told about this node.
 func (d delegate) NodeMeta(int) []byte { return *d.c.metadata.Load() }
 
-// NotifyAlive keeps out processes that cannot be members of this cluster, and those that have not answered on their peer port: after an
-// error the library forgets what it has heard.
+// NotifyAlive keeps out processes that cannot be members of this cluster, and those that have not answered on their
+// peer port: after an error the library forgets what it has heard.
 func (d delegate) NotifyAlive(peer *memberlist.Node) error {
 	n, err := d.admit(peer)
 	if err != nil {

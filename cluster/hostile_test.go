@@ -235,8 +235,8 @@ func TestVerifiedWithoutGossip(t *testing.T) {
 	noFatal(t, a)
 }
 
-// What a holder of the gossip key can encrypt does not end a node: the library takes the first byte of nothing, and trusts
-// padding.
+// What a holder of the gossip key can encrypt does not end a node: the library takes the first byte of nothing, and
+// trusts padding.
 func TestSealedNonsense(t *testing.T) {
 	t.Parallel()
 	key := bytes.Repeat([]byte{7}, 32)

@@ -57,8 +57,8 @@ func (c *Cluster) AddKey(key []byte) error {
 	})
 }
 
-// UseKey has this node encrypt with a key that it has. Members that lack it hear nothing from this node any more: that all
-// have it is for the caller to know.
+// UseKey has this node encrypt with a key that it has. Members that lack it hear nothing from this node any more: that
+// all have it is for the caller to know.
 func (c *Cluster) UseKey(id string) error {
 	return c.changeKeys(id, func(key []byte) error {
 		if key == nil {
@@ -97,8 +97,8 @@ func (c *Cluster) changeKeys(id string, change func(key []byte) error) error {
 	return change(nil)
 }
 
-// Prove returns what shows a node that has this node's key for writing that a text is from one that has it too; nil where gossip is
-// in plain text.
+// Prove returns what shows a node that has this node's key for writing that a text is from one that has it too; nil
+// where gossip is in plain text.
 func (c *Cluster) Prove(text string) []byte {
 	c.keys.Lock()
 	defer c.keys.Unlock()

@@ -79,7 +79,8 @@ func (p *prober) run(ctx context.Context) {
 // look wakes run, which looks for a process to ask.
 func (p *prober) look() { p.wake.Set() }
 
-// heard takes in what gossip says of a process, and returns why it does not count. It is called with the library's locks held.
+// heard takes in what gossip says of a process, and returns why it does not count. It is called with the library's
+// locks held.
 func (p *prober) heard(n node) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,7 +108,8 @@ func (p *prober) up(n node) {
 	}
 }
 
-// down takes in that the library lists a process no more. One that has said that it leaves is gone; any other is asked first.
+// down takes in that the library lists a process no more. One that has said that it leaves is gone; any other is asked
+// first.
 func (p *prober) down(id identity) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,8 +189,8 @@ func (p *prober) join(c claim) {
 	}
 }
 
-// answered takes in what came of a question, and returns what follows and whether the library lists the process. One that counts
-// and is not listed is to be made known to the library, which it was kept from before.
+// answered takes in what came of a question, and returns what follows and whether the library lists the process. One
+// that counts and is not listed is to be made known to the library, which it was kept from before.
 func (p *prober) answered(c claim, what outcome, id Identity, err error) (a answer, listed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

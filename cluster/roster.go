@@ -16,8 +16,8 @@ type node struct {
 }
 
 // roster is the bookkeeping of who is there and of what this node may do: a plain state without goroutine, clock or
-// network. The others in it have answered for themselves (see verifier). What it says depends on what has happened to each node,
-// not on how that was interleaved.
+// network. The others in it have answered for themselves (see verifier). What it says depends on what has happened to
+// each node, not on how that was interleaved.
 type roster struct {
 	self    node
 	others  map[identity]node
@@ -32,8 +32,8 @@ type roster struct {
 	fresh      int    // of them, those that have not been asked to the end even once
 	why        string // one of them does not count
 
-	// refusal is that of a node which this one would have joined; renewed when it has been heard since the seeds were last
-	// tried.
+	// refusal is that of a node which this one would have joined; renewed when it has been heard since the seeds were
+	// last tried.
 	refusal, renewed error
 	mistake          error // in this node's own settings
 }
@@ -86,9 +86,9 @@ func (r *roster) seedsTried() {
 	r.refusal, r.renewed = r.renewed, nil
 }
 
-// advance makes this node active when it may be, and returns the fatal error when it never will be. It does not go on alone
-// while there are others who reject it, or of whom gossip tells although they do not answer: it would admit everything a
-// second time.
+// advance makes this node active when it may be, and returns the fatal error when it never will be. It does not go on
+// alone while there are others who reject it, or of whom gossip tells although they do not answer: it would admit
+// everything a second time.
 func (r *roster) advance() error {
 	if r.self.state != Joining {
 		return nil

@@ -45,7 +45,8 @@ func TestRosterWithoutSeeds(t *testing.T) {
 	}
 }
 
-// TestRefusedAmongOthers: a node that does not want this one ends its start only as long as nobody else of the cluster is there.
+// TestRefusedAmongOthers: a node that does not want this one ends its start only as long as nobody else of the cluster
+// is there.
 func TestRefusedAmongOthers(t *testing.T) {
 	r := newRoster(process("a", 10, 1, Joining, 0), []string{"seed:1"})
 	b := process("b", 20, 2, Active, 0)

@@ -32,9 +32,9 @@ const (
 	maxUnseenMembers = 64  // that a list may have beyond twice those that there may be
 )
 
-// screen looks at what comes in before the library does, which trusts it: it takes lengths at their word, reads 20 MiB before it
-// looks whether they can be decrypted, and ends the process on some of what a holder of the key can encrypt. What is let in is
-// what nodes send, no longer than that can be; and nodes do not compress.
+// screen looks at what comes in before the library does, which trusts it: it takes lengths at their word, reads 20 MiB
+// before it looks whether they can be decrypted, and ends the process on some of what a holder of the key can encrypt.
+// What is let in is what nodes send, no longer than that can be; and nodes do not compress.
 type screen struct {
 	keyring *memberlist.Keyring // nil: plain text
 	members int                 // that there may be
@@ -148,8 +148,8 @@ func (s screen) isBeginning(kind byte, other func(kind byte) bool, r io.Reader) 
 	return err == nil && header.Nodes >= 0 && header.Nodes <= 2*s.members+maxUnseenMembers && header.UserStateLen == 0
 }
 
-// open decrypts and authenticates what is sealed, with any key of the ring. It returns false when that cannot be done, or
-// nothing is in it.
+// open decrypts and authenticates what is sealed, with any key of the ring. It returns false when that cannot be done,
+// or nothing is in it.
 func (s screen) open(sealed, additional []byte) (plain []byte, ok bool) {
 	if len(sealed) < minSealed || sealed[0] != sealVersion {
 		return nil, false

@@ -16,8 +16,8 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// Bounds on what comes in, because the library has none: it takes any number of connections, and reads 20 MiB of each before it
-// looks whether that is encrypted with a key of ours.
+// Bounds on what comes in, because the library has none: it takes any number of connections, and reads 20 MiB of each
+// before it looks whether that is encrypted with a key of ours.
 const (
 	maxStreams       = 256 // connections at a time from addresses that are known
 	maxStreamsOfOne  = 128 // of them, from one address: it can have several nodes
@@ -29,11 +29,12 @@ const (
 	bytesBesideThese = 64 << 10
 )
 
-// maxList is the size in bytes of the longest list of members that makes sense. Those that are gone are in it for a while.
+// maxList is the size in bytes of the longest list of members that makes sense. Those that are gone are in it for a
+// while.
 func maxList(members int) int { return bytesBesideThese + 2*bytesPerMember*members }
 
-// transport is the library's, with bounds on what comes in, and with streams that end when the context does, so that closing
-// a cluster never waits for a peer.
+// transport is the library's, with bounds on what comes in, and with streams that end when the context does, so that
+// closing a cluster never waits for a peer.
 type transport struct {
 	*memberlist.NetTransport
 	ctx     context.Context

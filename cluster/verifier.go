@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// claim is what gossip says of a process and of where it is to be reached. All of it is fixed for the life of a process.
+// claim is what gossip says of a process and of where it is to be reached. All of it is fixed for the life of a
+// process.
 type claim struct {
 	identity
 	addr             netip.AddrPort // of its gossip
@@ -30,9 +31,10 @@ const (
 	candidateTime  = 30 * time.Second // that a candidate is kept without having been heard of
 )
 
-// A member that gossip takes for dead is asked before it counts as gone: a busy machine lets a process answer a connection, and its
-// gossip too late. It is gone when it does not answer for doubtTimeout, or answers with a mistake. One that answers is asked again
-// after doubtAgain, and counts for doubtMost at most unless gossip hears it by then: what only this process can reach is no member.
+// A member that gossip takes for dead is asked before it counts as gone: a busy machine lets a process answer a
+// connection, and its gossip too late. It is gone when it does not answer for doubtTimeout, or answers with a mistake.
+// One that answers is asked again after doubtAgain, and counts for doubtMost at most unless gossip hears it by then:
+// what only this process can reach is no member.
 const (
 	doubtTimeout = time.Second
 	doubtAgain   = time.Second / 2
@@ -77,8 +79,9 @@ type verified struct {
 	gone uint64
 }
 
-// verifier knows which of the processes that gossip names have answered on their peer ports, and whom to ask next: a plain
-// state without goroutine, clock or network. Gossip proves nothing: a host that can write it can name any process at any address.
+// verifier knows which of the processes that gossip names have answered on their peer ports, and whom to ask next: a
+// plain state without goroutine, clock or network. Gossip proves nothing: a host that can write it can name any process
+// at any address.
 type verifier struct {
 	self       claim
 	max        int // members, this process included
@@ -105,8 +108,8 @@ func (v *verifier) known(ip netip.Addr) bool {
 	return ip == v.self.addr.Addr() || v.seeds[ip] || v.hosts[ip] > 0
 }
 
-// heard takes in what gossip says of another process, and returns why it does not count, or nil when it does. One that has
-// answered before and was taken for dead counts at once, and is asked again.
+// heard takes in what gossip says of another process, and returns why it does not count, or nil when it does. One that
+// has answered before and was taken for dead counts at once, and is asked again.
 func (v *verifier) heard(c claim, now time.Time) error {
 	if m := v.members[c.identity]; m != nil && m.claim == c {
 		if !m.live {
@@ -146,8 +149,8 @@ func (v *verifier) add(c claim, foreign error, now time.Time) {
 	v.candidates[c] = &candidate{foreign: foreign, preferred: preferred, due: now, heard: now}
 }
 
-// evict makes room for another candidate: any that is not preferred goes, so that a flood of invented ones does not keep out later ones
-// for good.
+// evict makes room for another candidate: any that is not preferred goes, so that a flood of invented ones does not
+// keep out later ones for good.
 func (v *verifier) evict() bool {
 	for c, k := range v.candidates { // in random order
 		if !k.asked && !k.preferred {
@@ -174,7 +177,8 @@ func (v *verifier) ask(id identity, now time.Time) {
 	}
 }
 
-// next returns the process to ask next, and whether it is one that cannot be a member; or how long to wait before there may be one.
+// next returns the process to ask next, and whether it is one that cannot be a member; or how long to wait before there
+// may be one.
 func (v *verifier) next(now time.Time) (c claim, foreign, found bool, wait time.Duration) {
 	wait = candidateTime
 	var best *candidate
@@ -385,8 +389,8 @@ func (v *verifier) setLive(m *verified, live bool) {
 	}
 }
 
-// pending counts the candidates that gossip names, and those of them that have not been asked to the end even once; and says
-// of one why it does not count yet.
+// pending counts the candidates that gossip names, and those of them that have not been asked to the end even once; and
+// says of one why it does not count yet.
 func (v *verifier) pending() (all, fresh int, detail string) {
 	for c, k := range v.candidates {
 		if k.foreign != nil || v.isMember(c) {

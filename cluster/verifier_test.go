@@ -100,8 +100,8 @@ func TestVerifier(t *testing.T) {
 	}
 }
 
-// TestVerifierFlaps: a member that is back after it was taken for dead is asked again, and is gone at once when another process answers in its
-// place, or nobody does once gossip takes it for dead again.
+// TestVerifierFlaps: a member that is back after it was taken for dead is asked again, and is gone at once when another
+// process answers in its place, or nobody does once gossip takes it for dead again.
 func TestVerifierFlaps(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for _, test := range []struct {
@@ -125,8 +125,8 @@ func TestVerifierFlaps(t *testing.T) {
 	}
 }
 
-// TestVerifierSuccessors: whoever answers where another one was has taken its place, and a member that answers on other ports than before stays
-// one although there is no room for more.
+// TestVerifierSuccessors: whoever answers where another one was has taken its place, and a member that answers on other
+// ports than before stays one although there is no room for more.
 func TestVerifierSuccessors(t *testing.T) {
 	now := time.Unix(1000, 0)
 	yes := func(claim) (outcome, error) { return confirmed, nil }
@@ -151,8 +151,8 @@ func TestVerifierSuccessors(t *testing.T) {
 	}
 }
 
-// TestProberDown: a member that says that it leaves is gone with the gossip, any other one is asked first; and who answers is compared with what
-// gossip says.
+// TestProberDown: a member that says that it leaves is gone with the gossip, any other one is asked first; and who
+// answers is compared with what gossip says.
 func TestProberDown(t *testing.T) {
 	a := process("a", 1, 1, Active, 0)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -287,8 +287,8 @@ func TestVerifierBackoff(t *testing.T) {
 	expect.Equal(t, all, 0, "one that was not heard of for long is not forgotten")
 }
 
-// A flood of invented processes takes no more room than there is, and does not keep out who is at a known address; nor for ever
-// anybody else.
+// A flood of invented processes takes no more room than there is, and does not keep out who is at a known address; nor
+// for ever anybody else.
 func TestVerifierFlood(t *testing.T) {
 	now := time.Unix(1000, 0)
 	v := newVerifier(claimed("a", 1, 1), 64)

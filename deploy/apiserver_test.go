@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestAPIServer has the API server of a cluster, which the kubeconfig file WEIR_TEST_KUBECONFIG names, check all that a user can
-// apply, and the Secrets. Nothing is made there but the namespace weir-test.
+// TestAPIServer has the API server of a cluster, which the kubeconfig file WEIR_TEST_KUBECONFIG names, check all that a
+// user can apply, and the Secrets. Nothing is made there but the namespace weir-test.
 func TestAPIServer(t *testing.T) {
 	config := os.Getenv("WEIR_TEST_KUBECONFIG")
 	if config == "" {

@@ -55,7 +55,8 @@ func runWeir(t *testing.T, args ...string) (string, error) {
 // settings are those of a node, by the names of the flags.
 type settings map[string]string
 
-// settingsOf turns variables of the environment into settings. Variables that are none, such as GOMEMLIMIT, are left out.
+// settingsOf turns variables of the environment into settings. Variables that are none, such as GOMEMLIMIT, are left
+// out.
 func settingsOf(env map[string]string) settings {
 	s := make(settings)
 	for name, value := range env {
@@ -91,8 +92,8 @@ func podSettings(t *testing.T, c corev1.Container) settings {
 	return settingsOf(env)
 }
 
-// takes asks the binary whether it knows each setting and takes its value. With --help last it reads them all, and then does
-// nothing.
+// takes asks the binary whether it knows each setting and takes its value. With --help last it reads them all, and then
+// does nothing.
 func (s settings) takes(t *testing.T) {
 	t.Helper()
 	args := []string{"run"}

@@ -22,15 +22,16 @@ import (
 
 var withDocker = flag.Bool("docker", false, "install, where missing, and start a Docker engine of its own, build the image, and start compose.yaml; as root")
 
-// dockerd is a Docker engine that lives as long as a test: in a network and a mount namespace of its own, so that it leaves
-// the machine's bridges and firewall alone, and with all its files in one directory.
+// dockerd is a Docker engine that lives as long as a test: in a network and a mount namespace of its own, so that it
+// leaves the machine's bridges and firewall alone, and with all its files in one directory.
 type dockerd struct {
 	pid    int
 	socket string
 }
 
-// TestDocker builds the image and has Compose run it. No image is pulled: the ones that the build and Compose begin with are
-// made of the Go and the Prometheus of this machine. There is no Grafana in Debian to make one of, so it is not started.
+// TestDocker builds the image and has Compose run it. No image is pulled: the ones that the build and Compose begin
+// with are made of the Go and the Prometheus of this machine. There is no Grafana in Debian to make one of, so it is
+// not started.
 func TestDocker(t *testing.T) {
 	if !*withDocker {
 		t.Skip("takes root, minutes and some GiB of disk: go test . -run TestDocker$ -docker")

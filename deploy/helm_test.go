@@ -335,7 +335,8 @@ func TestHelmCommand(t *testing.T) {
 	output(t, tool, "template", "weir", chartDir, "-f", filepath.Join(chartDir, "values-production.yaml"))
 }
 
-// Every flag of weir run is a setting, or the chart sets it itself; --config is neither, since everything in such a file would be.
+// Every flag of weir run is a setting, or the chart sets it itself; --config is neither, since everything in such a
+// file would be.
 func TestChartFlags(t *testing.T) {
 	own := map[string]bool{"config": true}
 	settings := values(t, valuesFile(t, "values.yaml"))["settings"].(map[string]any)

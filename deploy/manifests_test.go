@@ -186,7 +186,8 @@ func TestSecurity(t *testing.T) {
 	})
 }
 
-// Gossip and the port between nodes are open to nodes and to nobody else; whoever may connect, does so to a port there is.
+// Gossip and the port between nodes are open to nodes and to nobody else; whoever may connect, does so to a port there
+// is.
 func TestNetworkPolicy(t *testing.T) {
 	each(t, func(t *testing.T, m manifests) {
 		set, container := object[appsv1.StatefulSet](t, m, "weir"), containerPorts(t, m)

@@ -58,8 +58,8 @@ func TestPrometheusRule(t *testing.T) {
 	}
 }
 
-// Prometheus finds the nodes by the Service for callers, at a port that it has, by the scheme that the port speaks, and may
-// reach it.
+// Prometheus finds the nodes by the Service for callers, at a port that it has, by the scheme that the port speaks, and
+// may reach it.
 func TestServiceMonitor(t *testing.T) {
 	for name, c := range map[string]struct{ nodes, monitoring manifests }{
 		"kustomize":             {kustomize(t, "k8s/base"), kustomize(t, "k8s/overlays/monitoring-tls")},

@@ -56,7 +56,8 @@ func TestAutoscaler(t *testing.T) {
 		"it looks at %+v, of requests %v", spec.Metrics, cpu)
 }
 
-// Nobody gets to a caller's port but those who say that they call, or scrape, and nodes connect to nodes and name servers only.
+// Nobody gets to a caller's port but those who say that they call, or scrape, and nodes connect to nodes and name
+// servers only.
 func TestProductionNetwork(t *testing.T) {
 	np := object[networkingv1.NetworkPolicy](t, kustomize(t, "k8s/overlays/production"), "weir").Spec
 	for i, rule := range np.Ingress {
@@ -74,8 +75,8 @@ func TestProductionNetwork(t *testing.T) {
 	}
 }
 
-// podFiles is what pods have in their environment, with files of this machine in the place of their volumes: those of Secrets
-// are in a directory for each.
+// podFiles is what pods have in their environment, with files of this machine in the place of their volumes: those of
+// Secrets are in a directory for each.
 func podFiles(t *testing.T, m manifests, secrets string) settings {
 	t.Helper()
 	files := make(settings)
@@ -204,8 +205,8 @@ func TestChartSecrets(t *testing.T) {
 		"two installations have the same secret")
 }
 
-// TestProduction starts three nodes with the settings of the production overlay's pods and with the Secrets that weir secrets
-// makes, on loopback: what the overlay says works, and keeps out whom it should.
+// TestProduction starts three nodes with the settings of the production overlay's pods and with the Secrets that weir
+// secrets makes, on loopback: what the overlay says works, and keeps out whom it should.
 func TestProduction(t *testing.T) {
 	secrets := madeSecrets(t)
 	m := kustomize(t, "k8s/overlays/production")
@@ -275,7 +276,8 @@ func TestProduction(t *testing.T) {
 	}
 	expect(t, admitted == 5, "%d of 9 admitted, the limit is 5 a minute", admitted)
 
-	// Who has no certificate of the nodes' authority is no node, though it has the gossip's key and the cluster's secret.
+	// Who has no certificate of the nodes' authority is no node, though it has the gossip's key and the cluster's
+	// secret.
 	if conn, err := tls.Dial("tcp", nodes[0].peer, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}); err == nil {
 		noError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
 		_, err = conn.Read(make([]byte, 1))

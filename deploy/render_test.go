@@ -1,6 +1,6 @@
-// Package deploy holds the tests of what Weir is deployed with: the kustomizations, the chart, the image, Compose. They check
-// the files against each other, against the Kubernetes types and against the binary; with WEIR_TEST_KUBECONFIG they ask a cluster of
-// Kubernetes whether it takes them.
+// Package deploy holds the tests of what Weir is deployed with: the kustomizations, the chart, the image, Compose. They
+// check the files against each other, against the Kubernetes types and against the binary; with WEIR_TEST_KUBECONFIG
+// they ask a cluster of Kubernetes whether it takes them.
 package deploy
 
 import (
@@ -52,8 +52,8 @@ type manifests struct {
 	plain map[string]map[string]any
 }
 
-// decode reads objects as strictly as the API server can: a field that the kind has not, has in another spelling, or is given
-// twice fails the test.
+// decode reads objects as strictly as the API server can: a field that the kind has not, has in another spelling, or is
+// given twice fails the test.
 func decode(t *testing.T, text []byte) manifests {
 	t.Helper()
 	m := manifests{typed: make(map[string]any), plain: make(map[string]map[string]any)}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Usage is the tokens of each class, such as "input", "cached" and "output", that work has used or is expected to use. A
-// policy's prices convert them to units. At most MaxClasses classes.
+// Usage is the tokens of each class, such as "input", "cached" and "output", that work has used or is expected to use.
+// A policy's prices convert them to units. At most MaxClasses classes.
 type Usage map[string]int64
 
 // Amount is a cost in units, or a Usage, for policies with prices; Cost must be 0 then.
@@ -32,11 +32,11 @@ type Charge struct {
 type Reserve struct {
 	Target
 	Amount // the most that the work may cost
-	// Estimate says that the largest cost is not known: the policy's estimate is reserved, or the Amount if the policy has
-	// none. Front ends set it, with a Cost of 1, when a caller leaves the cost out.
+	// Estimate says that the largest cost is not known: the policy's estimate is reserved, or the Amount if the policy
+	// has none. Front ends set it, with a Cost of 1, when a caller leaves the cost out.
 	Estimate bool
-	// Class is the kind of the work, such as the name of a model: a policy may estimate from commits of the same class. At
-	// most MaxClass bytes of UTF-8.
+	// Class is the kind of the work, such as the name of a model: a policy may estimate from commits of the same class.
+	// At most MaxClass bytes of UTF-8.
 	Class     string
 	TTL       time.Duration // at most MaxReservation; 0: DefaultReservation
 	RequestID string
@@ -57,9 +57,9 @@ type Commit struct {
 	Amount        // the cost of the work
 	ReservationID string
 	Exact         bool // an Amount above what was reserved is an error, and changes nothing
-	// Bounded says that an Amount that exceeds the reservation by more than the largest of the key's limits is an error, and
-	// changes nothing. Such commits together bring a key at most that far beyond a limit; further units are not charged.
-	// Authorization sets it for callers without the right to Charge.
+	// Bounded says that an Amount that exceeds the reservation by more than the largest of the key's limits is an
+	// error, and changes nothing. Such commits together bring a key at most that far beyond a limit; further units are
+	// not charged. Authorization sets it for callers without the right to Charge.
 	Bounded bool
 	Class   string // as in the Reserve; the cost is an example for its estimate
 }

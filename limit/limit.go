@@ -21,11 +21,12 @@ type Target struct {
 	Namespace string
 	// Key is what is limited: 1 to MaxKey bytes of UTF-8.
 	Key string
-	// Configured says that Limit is from this node's configuration and not from the caller, so that the bounds on inline
-	// limits do not apply to it. A front end sets it, with a namespace that is Reserved, and never from a caller's input.
+	// Configured says that Limit is from this node's configuration and not from the caller, so that the bounds on
+	// inline limits do not apply to it. A front end sets it, with a namespace that is Reserved, and never from a
+	// caller's input.
 	Configured bool
-	// Caller is the name of the authenticated caller, to whose share of a node's memory a new key is counted; empty: not
-	// known. Authentication sets it.
+	// Caller is the name of the authenticated caller, to whose share of a node's memory a new key is counted; empty:
+	// not known. Authentication sets it.
 	Caller string
 }
 
@@ -36,18 +37,18 @@ type Check struct {
 	Cost int64
 	// Partial grants as many units as there is room for, at most Cost.
 	Partial bool
-	// Always charges Cost whether or not there is room, as far as the limit's MaxDebt allows: it is for work that has been
-	// done already. Allowed says whether there was room. A Cost of 0 says whether more is in use than the limit. A negative
-	// Cost gives units back, never below zero. Not with Partial, and not for concurrency limits.
+	// Always charges Cost whether or not there is room, as far as the limit's MaxDebt allows: it is for work that has
+	// been done already. Allowed says whether there was room. A Cost of 0 says whether more is in use than the limit. A
+	// negative Cost gives units back, never below zero. Not with Partial, and not for concurrency limits.
 	Always bool
-	// Spent says, with Always, that the units are spent already and the answer refuses nothing. Therefore a policy's ban
-	// neither applies nor begins. Charge sets it; front ends do not.
+	// Spent says, with Always, that the units are spent already and the answer refuses nothing. Therefore a policy's
+	// ban neither applies nor begins. Charge sets it; front ends do not.
 	Spent bool
-	// Bounded, with Always, charges no more than there is room for. Authorization sets it for callers without the right to
-	// Charge.
+	// Bounded, with Always, charges no more than there is room for. Authorization sets it for callers without the right
+	// to Charge.
 	Bounded bool
-	// RequestID makes a repeated check safe: the units are charged once for the same id and Caller. At most MaxRequestID
-	// bytes; empty: none.
+	// RequestID makes a repeated check safe: the units are charged once for the same id and Caller. At most
+	// MaxRequestID bytes; empty: none.
 	RequestID string
 }
 
@@ -86,22 +87,23 @@ type Decision struct {
 	RequestID     string // the caller's
 
 	// RememberFor, when above 0, is how long the same check with the same or a larger cost would be refused, from the
-	// instant at which this check was sent. The caller may answer such checks by this refusal until then: see Remembered.
+	// instant at which this check was sent. The caller may answer such checks by this refusal until then: see
+	// Remembered.
 	RememberFor time.Duration
 
 	Shadow       bool // the policy refuses, but is in shadow mode
 	Degraded     bool // decided with less protection than the policy demands
 	FailedOpen   bool // the owner could not be asked, and on_error or shadow mode admits
 	FailedClosed bool // the owner could not be asked, and on_error refuses
-	// Banned: the policy's ban refuses the key, or this check's refusal has begun it. RetryAfter is the end of the ban, or
-	// later.
+	// Banned: the policy's ban refuses the key, or this check's refusal has begun it. RetryAfter is the end of the ban,
+	// or later.
 	Banned bool
 	// RetryAfterEstimated: a borrower has units of the key on loan that it did not return in time, or that it cannot be
-	// asked for. RetryAfter is then at most the time until its loan ends. The check may be admitted before, when the units
-	// are returned, or refused even after, when they are not, because they are charged then.
+	// asked for. RetryAfter is then at most the time until its loan ends. The check may be admitted before, when the
+	// units are returned, or refused even after, when they are not, because they are charged then.
 	RetryAfterEstimated bool
-	// NearLimit: with this decision, at least the policy's warn_at of one of its limits is in use. Units on loan count as in
-	// use.
+	// NearLimit: with this decision, at least the policy's warn_at of one of its limits is in use. Units on loan count
+	// as in use.
 	NearLimit bool
 
 	// Limits has the state of each limit of a policy that has several; empty otherwise.
@@ -113,17 +115,17 @@ type AllDecision struct {
 	// Allowed says that every check was admitted, and all are charged. Otherwise none is.
 	Allowed bool
 	Delay   time.Duration // the longest Delay of Decisions; 0 when refused
-	// ReservationID, of ReserveAll, is the id for Extend, Commit and Cancel of each target whose Decision has it; empty when
-	// nothing is reserved.
+	// ReservationID, of ReserveAll, is the id for Extend, Commit and Cancel of each target whose Decision has it; empty
+	// when nothing is reserved.
 	ReservationID string
-	// Decisions has the decision on each check, in order. When the whole is refused, each says whether that check by itself
-	// was refused, and Granted is 0 in all.
+	// Decisions has the decision on each check, in order. When the whole is refused, each says whether that check by
+	// itself was refused, and Granted is 0 in all.
 	Decisions []Decision
 }
 
-// Tightest returns the Decision to show where there is room for one: among the refusals of a refused AllDecision the one
-// with the longest RetryAfter, otherwise the one with the least Remaining. Its Allowed, Delay and FailedOpen are those of
-// the whole.
+// Tightest returns the Decision to show where there is room for one: among the refusals of a refused AllDecision the
+// one with the longest RetryAfter, otherwise the one with the least Remaining. Its Allowed, Delay and FailedOpen are
+// those of the whole.
 func (a *AllDecision) Tightest() Decision {
 	var out *Decision
 	open := false
@@ -157,61 +159,62 @@ type Result struct {
 	Err error // nil or *Error
 }
 
-// Service is what every front end calls. Its methods are safe for concurrent use and honour ctx. Where the policy's on_error
-// can answer, they do not fail because another node cannot be reached. When ctx ends before a method has begun, or leaves it
-// no time, the method returns context.Canceled or context.DeadlineExceeded and has done nothing.
+// Service is what every front end calls. Its methods are safe for concurrent use and honour ctx. Where the policy's
+// on_error can answer, they do not fail because another node cannot be reached. When ctx ends before a method has
+// begun, or leaves it no time, the method returns context.Canceled or context.DeadlineExceeded and has done nothing.
 type Service interface {
-	// Check decides a batch in order, and returns a Result for each element. An error means that the batch as a whole is
-	// invalid and nothing was charged; it is an *Error whose Field names the element, such as "checks[3].key". Check keeps
-	// no reference to the slice.
+	// Check decides a batch in order, and returns a Result for each element. An error means that the batch as a whole
+	// is invalid and nothing was charged; it is an *Error whose Field names the element, such as "checks[3].key". Check
+	// keeps no reference to the slice.
 	Check(ctx context.Context, checks []Check) ([]Result, error)
-	// CheckAll decides checks of keys on any nodes together: all are charged, or none is admitted. Checks of the same target
-	// are added up. Partial, RequestID, a Cost of 0, concurrency limits and limits with CountDenied are errors. Two
-	// concurrent calls may both be refused for the last unit. An error, which names the element as Check's does, means that
-	// nothing was admitted. When this node or its caller is lost during the call, units may be charged without an admission,
-	// never the reverse.
+	// CheckAll decides checks of keys on any nodes together: all are charged, or none is admitted. Checks of the same
+	// target are added up. Partial, RequestID, a Cost of 0, concurrency limits and limits with CountDenied are errors.
+	// Two concurrent calls may both be refused for the last unit. An error, which names the element as Check's does,
+	// means that nothing was admitted. When this node or its caller is lost during the call, units may be charged
+	// without an admission, never the reverse.
 	//
-	// Always must be set in all checks or in none. With it all are charged whether or not there is room. If an owner cannot
-	// be asked, the error is an *Error of kind Unavailable, and the other charges are given back, except units of a policy
-	// with several limits not all of which had room. A negative Cost is an error.
+	// Always must be set in all checks or in none. With it all are charged whether or not there is room. If an owner
+	// cannot be asked, the error is an *Error of kind Unavailable, and the other charges are given back, except units
+	// of a policy with several limits not all of which had room. A negative Cost is an error.
 	CheckAll(ctx context.Context, checks []Check) (AllDecision, error)
 	// Acquire takes a lease. Errors are *Error.
 	Acquire(ctx context.Context, a Acquire) (Decision, error)
-	// Renew extends a lease to ttl from now (0: the policy's window), and returns that time. A lease that has ended is an
-	// *Error of kind NotFound.
+	// Renew extends a lease to ttl from now (0: the policy's window), and returns that time. A lease that has ended is
+	// an *Error of kind NotFound.
 	Renew(ctx context.Context, t Target, leaseID string, ttl time.Duration) (time.Duration, error)
 	// Release ends a lease and says whether it was held. Releasing it again is not an error.
 	Release(ctx context.Context, t Target, leaseID string) (bool, error)
-	// Reserve charges units until Commit or Cancel ends the reservation. When its TTL passes first they stay charged, or are
-	// given back (on_expiry). Not for concurrency policies. Errors are *Error.
+	// Reserve charges units until Commit or Cancel ends the reservation. When its TTL passes first they stay charged,
+	// or are given back (on_expiry). Not for concurrency policies. Errors are *Error.
 	Reserve(ctx context.Context, r Reserve) (Decision, error)
-	// ReserveAll makes one reservation of several targets on any nodes: all are charged, or none is. Reserves of the same
-	// target are added up. Two concurrent calls may both be refused for the last unit. A RequestID is an error. Extend,
-	// Commit and Cancel apply to one target each, under the answer's ReservationID. An error, which names the element as
-	// Check's does ("reserves[3].key"), means that nothing was admitted. Units that were charged all the same, because a
-	// node was lost, are cancelled or stay charged.
+	// ReserveAll makes one reservation of several targets on any nodes: all are charged, or none is. Reserves of the
+	// same target are added up. Two concurrent calls may both be refused for the last unit. A RequestID is an error.
+	// Extend, Commit and Cancel apply to one target each, under the answer's ReservationID. An error, which names the
+	// element as Check's does ("reserves[3].key"), means that nothing was admitted. Units that were charged all the
+	// same, because a node was lost, are cancelled or stay charged.
 	ReserveAll(ctx context.Context, rs []Reserve) (AllDecision, error)
-	// Extend adds units to a pending reservation, prolongs it, or both. When there is no room for the units it does neither.
-	// A reservation that is not pending is an *Error of kind NotFound.
+	// Extend adds units to a pending reservation, prolongs it, or both. When there is no room for the units it does
+	// neither. A reservation that is not pending is an *Error of kind NotFound.
 	Extend(ctx context.Context, e Extend) (Decision, error)
-	// ExtendEach is Extend for 1 to MaxBatch reservations on any nodes. Each has a result of its own, without effect on the
-	// others. An error of the whole, which names the element if one is the cause, means that nothing was done.
+	// ExtendEach is Extend for 1 to MaxBatch reservations on any nodes. Each has a result of its own, without effect on
+	// the others. An error of the whole, which names the element if one is the cause, means that nothing was done.
 	ExtendEach(ctx context.Context, es []Extend) ([]Result, error)
-	// Commit ends a reservation. Of the reserved units the cost stays charged and the rest is given back. Units beyond the
-	// reservation are charged as by Charge, unless the Commit is Exact or exceeds what Bounded allows. Repeated with the
-	// same cost it returns the same answer, for as long as a request id is remembered. For any other reservation that is not
-	// pending (ended with another cost, expired, unknown) it returns an *Error of kind NotFound and changes nothing.
+	// Commit ends a reservation. Of the reserved units the cost stays charged and the rest is given back. Units beyond
+	// the reservation are charged as by Charge, unless the Commit is Exact or exceeds what Bounded allows. Repeated
+	// with the same cost it returns the same answer, for as long as a request id is remembered. For any other
+	// reservation that is not pending (ended with another cost, expired, unknown) it returns an *Error of kind NotFound
+	// and changes nothing.
 	Commit(ctx context.Context, c Commit) (Settled, error)
 	// CommitEach is Commit for 1 to MaxBatch reservations, as ExtendEach is Extend.
 	CommitEach(ctx context.Context, cs []Commit) ([]SettledResult, error)
-	// Cancel ends a reservation and gives back its units: it is a Commit with cost 0. It returns the number of units given
-	// back.
+	// Cancel ends a reservation and gives back its units: it is a Commit with cost 0. It returns the number of units
+	// given back.
 	Cancel(ctx context.Context, t Target, reservationID string) (int64, error)
-	// Charge adds a cost that has already happened. It never refuses: Allowed says whether there was room, and Granted is
-	// the cost, or less where MaxDebt does not allow it. Repeated under the same RequestID it charges nothing and returns
-	// the same answer. For an unlimited or blocked key nothing is counted. When the owner cannot be asked the error is an
-	// *Error of kind Unavailable: the charge may have been made, and may be repeated under its RequestID. Not for
-	// concurrency policies.
+	// Charge adds a cost that has already happened. It never refuses: Allowed says whether there was room, and Granted
+	// is the cost, or less where MaxDebt does not allow it. Repeated under the same RequestID it charges nothing and
+	// returns the same answer. For an unlimited or blocked key nothing is counted. When the owner cannot be asked the
+	// error is an *Error of kind Unavailable: the charge may have been made, and may be repeated under its RequestID.
+	// Not for concurrency policies.
 	Charge(ctx context.Context, c Charge) (Decision, error)
 	// Refund gives units back, the oldest first, never below zero, and returns their number. Repeated under the same
 	// requestID, if not empty, it gives nothing back and returns the same number.
@@ -220,8 +223,8 @@ type Service interface {
 	Reset(ctx context.Context, t Target) error
 }
 
-// Denials are the errors of checks of a batch that the caller may not make, by index. The Service answers with them, and
-// does not decide those checks. Nil: none.
+// Denials are the errors of checks of a batch that the caller may not make, by index. The Service answers with them,
+// and does not decide those checks. Nil: none.
 type Denials map[int]*Error
 
 // Kind is the class of an Error. Front ends convert it to their own codes.
@@ -234,8 +237,8 @@ const (
 	TooLarge    Kind = 3 // key, batch or body too large (413, RESOURCE_EXHAUSTED)
 	Unavailable Kind = 4 // the owner could not be reached, and on_error does not apply to the call (503, UNAVAILABLE)
 	Denied      Kind = 5 // the caller lacks the right to this, or to this policy (403, PERMISSION_DENIED)
-	// Unauthenticated: the nodes reject the caller's token or certificate, or demand one (401, UNAUTHENTICATED). Only the
-	// client of other nodes returns it.
+	// Unauthenticated: the nodes reject the caller's token or certificate, or demand one (401, UNAUTHENTICATED). Only
+	// the client of other nodes returns it.
 	Unauthenticated Kind = 6
 )
 
@@ -286,8 +289,8 @@ func (e *Error) InList(list string, i int) *Error {
 	return &Error{Kind: e.Kind, Field: list + "[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message, list: list, i: i, field: e.Field}
 }
 
-// Element returns the list and index that In or InList have set, and the field within the element. Without a list it returns
-// "", 0 and Field.
+// Element returns the list and index that In or InList have set, and the field within the element. Without a list it
+// returns "", 0 and Field.
 func (e *Error) Element() (list string, i int, field string) {
 	if e.list == "" {
 		return "", 0, e.Field
@@ -301,7 +304,8 @@ const GubernatorNamespace = "gubernator/"
 // EnvoyNamespace is the prefix of the namespaces of limits from Envoy's configuration files.
 const EnvoyNamespace = "envoy/"
 
-// Reserved says whether a namespace is for limits of the node's configuration. Callers must not send inline limits in it.
+// Reserved says whether a namespace is for limits of the node's configuration. Callers must not send inline limits in
+// it.
 func Reserved(namespace string) bool { return strings.HasPrefix(namespace, EnvoyNamespace) }
 
 // Bounds of requests.
@@ -312,7 +316,8 @@ const (
 	MaxNamespace = 256  // bytes
 )
 
-// ValidBatch returns what is wrong with a batch of n checks, so that a front end need not read a batch of the wrong size.
+// ValidBatch returns what is wrong with a batch of n checks, so that a front end need not read a batch of the wrong
+// size.
 func ValidBatch(n int) *Error {
 	switch {
 	case n == 0:

@@ -23,8 +23,8 @@ type Lent struct {
 	Granted int64 // units of the loan, in all
 	Spent   int64 // spent units that the owner knows of, in all
 	Ended   bool  // the loan has ended; the next one needs another number
-	// Term is how long the borrower may spend, from the instant at which it sent the report. 0: it must return what it has
-	// left, and asking for more is of no use before Again has passed.
+	// Term is how long the borrower may spend, from the instant at which it sent the report. 0: it must return what it
+	// has left, and asking for more is of no use before Again has passed.
 	Term, Again time.Duration
 	// Fields for the borrower's own Decisions. Remaining is without the units on loan.
 	Limit, Remaining   int64
@@ -45,12 +45,12 @@ type Recall struct {
 
 // Lender lends units of keys. Its methods are safe for concurrent use.
 type Lender interface {
-	// Lend processes reports and lends. out has the length of in, and gets the answer to each. An error means that nothing
-	// was processed. wait nil: the answers may be sent. Otherwise the caller must call wait once before it sends them: wait
-	// returns when other nodes know of the units lent, or has taken such units out of the answers, when time ran out or ctx
-	// has ended.
+	// Lend processes reports and lends. out has the length of in, and gets the answer to each. An error means that
+	// nothing was processed. wait nil: the answers may be sent. Otherwise the caller must call wait once before it
+	// sends them: wait returns when other nodes know of the units lent, or has taken such units out of the answers,
+	// when time ran out or ctx has ended.
 	Lend(ctx context.Context, in []Borrow, out []Lent) (wait func(), err error)
-	// OpenBorrower registers the function that recalls loans of a borrower, until end is called. recall is called with locks
-	// held, possibly before OpenBorrower returns, and must return at once.
+	// OpenBorrower registers the function that recalls loans of a borrower, until end is called. recall is called with
+	// locks held, possibly before OpenBorrower returns, and must return at once.
 	OpenBorrower(borrower uint64, recall func(Recall)) (end func())
 }

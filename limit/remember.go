@@ -7,15 +7,16 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// MaxRemember bounds how long a refusal is remembered. For that time, less what is left of its retry_after, a check may be
-// refused although another caller's refund or reset, or a raised limit, would have it admitted.
+// MaxRemember bounds how long a refusal is remembered. For that time, less what is left of its retry_after, a check may
+// be refused although another caller's refund or reset, or a raised limit, would have it admitted.
 const MaxRemember = time.Second
 
-// drift is the part of an interval (1/500) by which two clocks may differ: each clock may be wrong by a thousandth, one fast
-// and the other slow.
+// drift is the part of an interval (1/500) by which two clocks may differ: each clock may be wrong by a thousandth, one
+// fast and the other slow.
 const drift = 500
 
-// Remembered returns how long a refusal with that RememberFor may be used, from the instant at which its question was sent.
+// Remembered returns how long a refusal with that RememberFor may be used, from the instant at which its question was
+// sent.
 func Remembered(rememberFor time.Duration) time.Duration {
 	return Shortened(min(rememberFor, MaxRemember))
 }
@@ -24,8 +25,8 @@ func Remembered(rememberFor time.Duration) time.Duration {
 // drift.
 func Shortened(d time.Duration) time.Duration { return d - d/drift - 1 }
 
-// Aged returns what is left of a duration d from another node, age after its answer came. Because of drift it may be too
-// long, by at most two thousandths of age, and never too short. algo.Never stays.
+// Aged returns what is left of a duration d from another node, age after its answer came. Because of drift it may be
+// too long, by at most two thousandths of age, and never too short. algo.Never stays.
 func Aged(d, age time.Duration) time.Duration {
 	if d == algo.Never {
 		return d

@@ -16,7 +16,8 @@ const candidateSuffix = "/candidate"
 // CandidateScope returns the scope of a policy's candidate. It has a slash, which no policy's name has.
 func CandidateScope(policy string) string { return policy + candidateSuffix }
 
-// ShareOf returns the policy, or the namespace of inline limits, to whose share of the store the keys of a scope belong.
+// ShareOf returns the policy, or the namespace of inline limits, to whose share of the store the keys of a scope
+// belong.
 func ShareOf(scope string) (share string, inline bool) {
 	rest, inline := strings.CutPrefix(scope, inlinePrefix)
 	if !inline {
@@ -29,11 +30,11 @@ func ShareOf(scope string) (share string, inline bool) {
 	return namespace, true
 }
 
-// InlineScope returns the scope of an inline limit, for ring.Hash; that of a policy is its name. It does not depend on Limit
-// and Capacity, so that a change of them applies to existing states. It has a slash, which no policy's name has.
+// InlineScope returns the scope of an inline limit, for ring.Hash; that of a policy is its name. It does not depend on
+// Limit and Capacity, so that a change of them applies to existing states. It has a slash, which no policy's name has.
 //
-// In namespaces with the prefix GubernatorNamespace it depends on the algorithm only, as in Gubernator: a changed window
-// applies to existing states, too.
+// In namespaces with the prefix GubernatorNamespace it depends on the algorithm only, as in Gubernator: a changed
+// window applies to existing states, too.
 func InlineScope(namespace string, l *algo.Limit) string {
 	if namespace == "" {
 		namespace = "default"

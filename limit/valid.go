@@ -62,8 +62,8 @@ func (c *Check) ValidCost() *Error {
 	return nil
 }
 
-// WindowField returns the name of the field with an inline limit's window: "limit.ttl" for concurrency, "limit.period" for a
-// calendar period, and "limit.window" otherwise.
+// WindowField returns the name of the field with an inline limit's window: "limit.ttl" for concurrency, "limit.period"
+// for a calendar period, and "limit.window" otherwise.
 func WindowField(l *algo.Limit) string {
 	switch {
 	case l.Algorithm == algo.Concurrency:
@@ -74,8 +74,8 @@ func WindowField(l *algo.Limit) string {
 	return "limit.window"
 }
 
-// ValidLimit returns what is wrong with an inline limit; nil: nothing. Fields are named as in "limit.capacity", the window
-// by WindowField.
+// ValidLimit returns what is wrong with an inline limit; nil: nothing. Fields are named as in "limit.capacity", the
+// window by WindowField.
 func ValidLimit(l *algo.Limit) *Error {
 	err := l.Validate()
 	if field, ok := errors.AsType[*algo.FieldError](err); ok {

@@ -49,8 +49,8 @@ func TestAlways(t *testing.T) {
 	})
 }
 
-// TestAlwaysEndsRememberedRefusals: what an entry node remembers of a refusal is gone once it has given units back, and a
-// charge without room is never answered from memory.
+// TestAlwaysEndsRememberedRefusals: what an entry node remembers of a refusal is gone once it has given units back, and
+// a charge without room is never answered from memory.
 func TestAlwaysEndsRememberedRefusals(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		target := onPolicy("fixed_window", c.owned("fixed_window", 1, 0))
@@ -158,7 +158,8 @@ func TestReservedNamespaces(t *testing.T) {
 	})
 }
 
-// TestAlwaysBounded: what a caller who may not charge has charged without room stays within the limit, with every algorithm, through any node.
+// TestAlwaysBounded: what a caller who may not charge has charged without room stays within the limit, with every
+// algorithm, through any node.
 func TestAlwaysBounded(t *testing.T) {
 	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
 		for n := range 3 {

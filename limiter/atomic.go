@@ -67,7 +67,8 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 // hold is for how long an atomic check reserves: longer than this node takes to settle it.
 func (l *Limiter) hold() time.Duration { return min(2*l.cfg.Timeout+time.Second, limit.MaxReservation) }
 
-// together is the elements of one atomic check, or of one reservation of several targets. Those that are about the same state are one operation.
+// together is the elements of one atomic check, or of one reservation of several targets. Those that are about the same
+// state are one operation.
 type together struct {
 	list  string  // the name of the elements in errors
 	costs []int64 // of each element
@@ -77,8 +78,8 @@ type together struct {
 	known map[state]int // ops by what they are about
 }
 
-// gather plans n elements, which element returns, and sums up those that are about the same state. All that can be wrong with one without deciding it
-// is an error here.
+// gather plans n elements, which element returns, and sums up those that are about the same state. All that can be
+// wrong with one without deciding it is an error here.
 func (l *Limiter) gather(list string, n int, element func(i int) (*Op, *limit.Error)) (*together, *limit.Error) {
 	a := &together{list: list, costs: make([]int64, n), of: make([]int, n), known: make(map[state]int)}
 	t := l.table.Load()
@@ -221,8 +222,8 @@ func giveBack(d *limit.Decision, units int64) {
 	}
 }
 
-// settleAll settles the reservations of an atomic check: keeping all or nothing. It waits for the nodes that hold what is given back, and for no
-// others: a commit changes no answer.
+// settleAll settles the reservations of an atomic check: keeping all or nothing. It waits for the nodes that hold what
+// is given back, and for no others: a commit changes no answer.
 func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
 	var awaited, behind []*Op
 	for _, op := range ops {

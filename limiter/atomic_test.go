@@ -117,7 +117,8 @@ func TestAtomicRepeatsAreSummed(t *testing.T) {
 		expect.True(t, !all.Allowed && !all.Decisions[0].Allowed && !all.Decisions[2].Allowed &&
 			all.Decisions[1].Allowed, "%+v", all)
 		c.wantLeft([]limit.Check{x, y}, 1, 9)
-		// All of one key is one check, for which nothing needs to be settled. What was refused before is, behind its answer.
+		// All of one key is one check, for which nothing needs to be settled. What was refused before is, behind its
+		// answer.
 		synctest.Wait()
 		c.wantMessages(1, "one key", func() {
 			expect.True(t, c.nodes[0].all(t, y, y, y).Allowed, "refused")
@@ -245,8 +246,8 @@ func TestAtomicCancelsWhatItNeverHeardOf(t *testing.T) {
 	})
 }
 
-// TestAtomicTakesNoPlaces: a state that is alone needs no reservation, and those of several are under no bound of their keys. Where nothing more
-// may be reserved on_error answers, as where the store is full.
+// TestAtomicTakesNoPlaces: a state that is alone needs no reservation, and those of several are under no bound of their
+// keys. Where nothing more may be reserved on_error answers, as where the store is full.
 func TestAtomicTakesNoPlaces(t *testing.T) {
 	for _, test := range []struct {
 		cfg  store.Config
@@ -264,8 +265,8 @@ func TestAtomicTakesNoPlaces(t *testing.T) {
 	}
 }
 
-// TestReservationsOutliveTheirCall: what an atomic check reserves is held for longer than this node takes to settle it, and of several
-// elements about one state the longest time counts.
+// TestReservationsOutliveTheirCall: what an atomic check reserves is held for longer than this node takes to settle it,
+// and of several elements about one state the longest time counts.
 func TestReservationsOutliveTheirCall(t *testing.T) {
 	l := started(t, Config{Policies: policies(t, atomicPolicies), Timeout: 3 * time.Second})
 	expect.True(t, l.hold() > 2*3*time.Second, "%v", l.hold())
@@ -367,8 +368,8 @@ func TestAtomicOfManyChecks(t *testing.T) {
 	})
 }
 
-// TestARefusedAtomicCheckLeavesNoTrace has a user, most of whose units are used, refused again and again because the tenant has
-// none left: after its window the user has all of them.
+// TestARefusedAtomicCheckLeavesNoTrace has a user, most of whose units are used, refused again and again because the
+// tenant has none left: after its window the user has all of them.
 func TestARefusedAtomicCheckLeavesNoTrace(t *testing.T) {
 	const text = `policies:
   - {name: tenant, algorithm: fixed_window, limit: 1, window: 1h}

@@ -69,7 +69,8 @@ func TestBan(t *testing.T) {
 		got = c.stats("login")
 		expect.True(t, got.Refused == 172 && got.Banned == got.Refused && got.Bans == 1, "counted %+v", got)
 
-		// What can never pass says nothing of the key. A charge that goes beyond the limit refuses nobody; the next check is refused.
+		// What can never pass says nothing of the key. A charge that goes beyond the limit refuses nobody; the next
+		// check is refused.
 		other := onPolicy("login", "other")
 		d = n.check(t, named("login", "other", 3))
 		expect.True(t, !d.Banned && d.RetryAfter == algo.Never, "never: %+v", d)
@@ -107,8 +108,8 @@ func TestBanEndsWhenItsMemoryDoes(t *testing.T) {
 	})
 }
 
-// TestBanOfOtherCalls: reservations and leases are refused by bans and begin them, atomic checks as well; what was admitted before is not
-// concerned.
+// TestBanOfOtherCalls: reservations and leases are refused by bans and begin them, atomic checks as well; what was
+// admitted before is not concerned.
 func TestBanOfOtherCalls(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, banning)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]

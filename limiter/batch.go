@@ -10,19 +10,20 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file has the executor: it takes operations, one or many, through the steps that plan.go lists. run does all of them for a call: a batch of
-// checks (CheckTo) or operations of other kinds. Begin and Finish are for streams, which answer each check when it has ended. Receive is for
-// operations that a peer has forwarded. An answer may be under a lease (Outcome.until), so end comes after the last wait of a call.
+// This file has the executor: it takes operations, one or many, through the steps that plan.go lists. run does all of
+// them for a call: a batch of checks (CheckTo) or operations of other kinds. Begin and Finish are for streams, which
+// answer each check when it has ended. Receive is for operations that a peer has forwarded. An answer may be under a
+// lease (Outcome.until), so end comes after the last wait of a call.
 
-// Batch is checks on their way through a Limiter in two steps, so that what this node decides need not wait for what others
-// do. It is used by one goroutine at a time, but for Finish of different checks, and may be used again once it has been
-// answered, which saves its memory.
+// Batch is checks on their way through a Limiter in two steps, so that what this node decides need not wait for what
+// others do. It is used by one goroutine at a time, but for Finish of different checks, and may be used again once it
+// has been answered, which saves its memory.
 type Batch struct {
 	// Checks are the questions. Their keys may be parts of larger texts.
 	Checks []limit.Check
 	Denied limit.Denials
-	// Traces are the contexts of spans, by check, that what is done for the checks hangs below (see Span.Context); empty for one
-	// that is not traced. Nil: none is.
+	// Traces are the contexts of spans, by check, that what is done for the checks hangs below (see Span.Context);
+	// empty for one that is not traced. Nil: none is.
 	Traces []string
 	// Results has the answer to each check, once it is there.
 	Results []limit.Result
@@ -78,8 +79,8 @@ func (b *Batch) end(l *Limiter, i int, end *moment) {
 	}
 }
 
-// CheckTo implements BatchService. Nothing is decided where a check is not acceptable. It takes no memory for checks that this node decides by itself
-// under a single limit, and keeps nothing of what it is given.
+// CheckTo implements BatchService. Nothing is decided where a check is not acceptable. It takes no memory for checks
+// that this node decides by itself under a single limit, and keeps nothing of what it is given.
 func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
 	if err := limit.ValidBatch(len(checks)); err != nil {
 		return err
@@ -90,7 +91,8 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limi
 	if len(checks) != 1 || len(denied) > 0 || l.cfg.Tracer != nil {
 		return l.checkBatch(ctx, checks, denied, results)
 	}
-	// The operation of a check alone stays on the stack unless it has to wait: 237 ns, against 305 with room from a pool.
+	// The operation of a check alone stays on the stack unless it has to wait: 237 ns, against 305 with room from a
+	// pool.
 	r := &results[0]
 	op := Op{Kind: OpCheck, Check: &checks[0], Decision: &r.Decision}
 	if err := l.plan(l.table.Load(), &op); err != nil {
@@ -135,8 +137,8 @@ func (l *Limiter) checkBatch(ctx context.Context, checks []limit.Check, denied l
 	return err
 }
 
-// run carries out planned operations of a call wherever they are decided, and fills in every Outcome: with a decision by on_error where no node
-// could be asked in time.
+// run carries out planned operations of a call wherever they are decided, and fills in every Outcome: with a decision
+// by on_error where no node could be asked in time.
 func (l *Limiter) run(ctx context.Context, ops ...*Op) {
 	spans := l.traceCall(ctx, ops)
 	l.carryOut(ctx, ops)
@@ -161,7 +163,8 @@ const (
 	aheadMin = 4 // operations below which there is nothing to be gained
 )
 
-// begin carries out planned operations as far as this node can do so at once, and appends the places of the others to open.
+// begin carries out planned operations as far as this node can do so at once, and appends the places of the others to
+// open.
 func (l *Limiter) begin(ops []*Op, now *moment, open []int) []int {
 	for i, op := range ops {
 		if i%aheadOf == 0 && len(ops) >= aheadMin {
@@ -230,10 +233,11 @@ func at(ops []*Op, places []int) []*Op {
 	return of
 }
 
-// Begin answers the checks of a batch that this node decides and need not wait for anything, and returns the places of the
-// others, for Finish; the slice is the batch's. Unlike those of Check, the checks of a Batch have nothing to do with one
-// another: one that is not acceptable gets an error of its own. Begin itself fails when the number of checks is not
-// acceptable; nothing was charged then. ctx names the caller, for the services that authorize between a front end and the Limiter.
+// Begin answers the checks of a batch that this node decides and need not wait for anything, and returns the places of
+// the others, for Finish; the slice is the batch's. Unlike those of Check, the checks of a Batch have nothing to do
+// with one another: one that is not acceptable gets an error of its own. Begin itself fails when the number of checks
+// is not acceptable; nothing was charged then. ctx names the caller, for the services that authorize between a front
+// end and the Limiter.
 func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *limit.Error) {
 	if err := limit.ValidBatch(len(b.Checks)); err != nil {
 		return nil, err
@@ -255,8 +259,8 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *limit.Err
 	return b.open, nil
 }
 
-// Finish waits for some of the checks that Begin left open, and answers them: by on_error where no node could be asked within
-// ctx, or the Limiter's own time for a call. Every check is to be finished, once.
+// Finish waits for some of the checks that Begin left open, and answers them: by on_error where no node could be asked
+// within ctx, or the Limiter's own time for a call. Every check is to be finished, once.
 func (l *Limiter) Finish(ctx context.Context, b *Batch, open []int) {
 	l.finish(ctx, b.ops, open)
 	end := l.ending()
@@ -266,8 +270,9 @@ func (l *Limiter) Finish(ctx context.Context, b *Batch, open []int) {
 }
 
 // Receive carries out operations that a peer sent. What this node does not decide is handed on once, where the
-// operation's hops allow, and otherwise answered NotHolder with a hint. When something is to be handed on, or has to wait,
-// the rest of the work is returned as a function that waits for it; nil means that every Outcome is there already.
+// operation's hops allow, and otherwise answered NotHolder with a hint. When something is to be handed on, or has to
+// wait, the rest of the work is returned as a function that waits for it; nil means that every Outcome is there
+// already.
 func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 	for _, op := range ops {
 		op.Hops = max(op.Hops, 1) // whatever the peer says

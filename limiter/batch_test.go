@@ -177,7 +177,8 @@ func TestABatchDecidesAsItsChecksAlone(t *testing.T) {
 	})
 }
 
-// TestFewChecksKeepLittle: checks that wait for another node keep no more room than twice as many would, whatever came before them.
+// TestFewChecksKeepLittle: checks that wait for another node keep no more room than twice as many would, whatever came
+// before them.
 func TestFewChecksKeepLittle(t *testing.T) {
 	l := started(t, Config{Ownership: newTwoOthers(), Peers: prompt{}, Policies: policies(t, nine)})
 	checks, results := make([]limit.Check, limit.MaxBatch), make([]limit.Result, limit.MaxBatch)

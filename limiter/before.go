@@ -9,11 +9,12 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file has what happens on the node that was asked before another node decides a check, and after: before answers from borrowed units and
-// from remembered refusals, end remembers the other node's answer.
+// This file has what happens on the node that was asked before another node decides a check, and after: before answers
+// from borrowed units and from remembered refusals, end remembers the other node's answer.
 //
-// A refusal is remembered as the answer to checks of the same cost (internal/lend), counted from the instant at which its check was sent (away.sent).
-// What this node sends in between, and what may charge or give back units, makes it void (away.mark).
+// A refusal is remembered as the answer to checks of the same cost (internal/lend), counted from the instant at which
+// its check was sent (away.sent). What this node sends in between, and what may charge or give back units, makes it
+// void (away.mark).
 
 // away is what a node keeps of an operation while it asks other nodes for its decision.
 type away struct {
@@ -21,7 +22,8 @@ type away struct {
 	mark  uint64 // of the refusals' memory, from before it was asked last
 	sent  int64  // the Mono instant of that
 
-	// hint is the route to ask by next in place of this node's own, if not nil; followed is the highest term under which a node was asked.
+	// hint is the route to ask by next in place of this node's own, if not nil; followed is the highest term under
+	// which a node was asked.
 	hint     *ownership.Route
 	followed ownership.Term
 }
@@ -37,9 +39,9 @@ func (op *Op) refusalKey() refusalKey { return refusalKey{op.rule, op.state()} }
 // isPlain says that a refusal of the check says nothing but that there is no room for it, and charges nothing.
 func isPlain(c *limit.Check) bool { return c.Cost > 0 && !c.Partial && !c.Always }
 
-// before answers a check that this node does not decide, if it can: from units that the node has borrowed, whatever the route says, and
-// from a refusal that it remembers while another node holds the partition. A request id must be sent to the owner: what was
-// admitted under it is admitted again.
+// before answers a check that this node does not decide, if it can: from units that the node has borrowed, whatever the
+// route says, and from a refusal that it remembers while another node holds the partition. A request id must be sent to
+// the owner: what was admitted under it is admitted again.
 func (l *Limiter) before(op *Op, r *ownership.Route, now *moment) (done bool) {
 	switch {
 	case op.Kind != OpCheck:
@@ -72,7 +74,8 @@ func (l *Limiter) refused(op *Op, now int64) bool {
 	return true
 }
 
-// end does what is left to be done when an operation has its Outcome. end is read only for what is under a lease or may be lent.
+// end does what is left to be done when an operation has its Outcome. end is read only for what is under a lease or may
+// be lent.
 func (l *Limiter) end(op *Op, end *moment) {
 	out, a := &op.Outcome, op.away
 	if out.until == 0 && a == nil && !op.givesBack() {

@@ -198,7 +198,8 @@ func TestARefusalUnderARequestIDIsRemembered(t *testing.T) {
 	})
 }
 
-// TestWhatMayBeChargedForgets: a charge that was made, or may have been without an answer, makes those wait longer who were refused more.
+// TestWhatMayBeChargedForgets: a charge that was made, or may have been without an answer, makes those wait longer who
+// were refused more.
 func TestWhatMayBeChargedForgets(t *testing.T) {
 	const text = "policies: [{name: p, algorithm: sliding_log, limit: 5, window: 10s, on_error: closed}]"
 	for what, lost := range map[string]bool{"beyond the limit": false, "whose answer is lost": true} {
@@ -273,8 +274,8 @@ func TestWhatGivesBackForgets(t *testing.T) {
 	}
 }
 
-// TestAnExtensionForgetsRefusals: who was refused more has to wait for longer when a node has units added to a reservation of which it did
-// not know.
+// TestAnExtensionForgetsRefusals: who was refused more has to wait for longer when a node has units added to a
+// reservation of which it did not know.
 func TestAnExtensionForgetsRefusals(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 		target := onPolicy("log", c.owned("log", 2, 0))
@@ -351,8 +352,8 @@ func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
 	})
 }
 
-// eachDrift takes 4,000 steps under each policy, with clocks of one owner and one entry node at all rates that are allowed. A step says whether it was
-// answered from memory, as some have to be.
+// eachDrift takes 4,000 steps under each policy, with clocks of one owner and one entry node at all rates that are
+// allowed. A step says whether it was answered from memory, as some have to be.
 func eachDrift(t *testing.T, step func(t *testing.T, c *testCluster, dice int, id string, q limit.Check) (remembered bool)) {
 	for _, policy := range []string{"log", "short", "bucket", "two"} {
 		for _, rates := range [][2]int64{{0, 0}, {1, -1}, {-1, 1}} {
@@ -387,8 +388,9 @@ func TestARefusalFromMemoryIsNeverWrong(t *testing.T) {
 	})
 }
 
-// TestALateRefusalIsNotWrong holds every answer of an entry node to a peek at the owner in the same instant, where answers of that are late: a refusal
-// that comes after the answers to younger checks, admitted ones among them, refuses nothing from memory for which there is room.
+// TestALateRefusalIsNotWrong holds every answer of an entry node to a peek at the owner in the same instant, where
+// answers of that are late: a refusal that comes after the answers to younger checks, admitted ones among them, refuses
+// nothing from memory for which there is room.
 func TestALateRefusalIsNotWrong(t *testing.T) {
 	for _, policy := range []string{"log", "short", "bucket"} {
 		t.Run(policy, func(t *testing.T) {
@@ -439,8 +441,8 @@ func TestALateRefusalIsNotWrong(t *testing.T) {
 	}
 }
 
-// TestARefusalFromMemoryHasTheRetryAfterOfItsCost holds the retry_after of every refusal by an entry node that alone asks to
-// what the owner says in the same instant to the same check.
+// TestARefusalFromMemoryHasTheRetryAfterOfItsCost holds the retry_after of every refusal by an entry node that alone
+// asks to what the owner says in the same instant to the same check.
 func TestARefusalFromMemoryHasTheRetryAfterOfItsCost(t *testing.T) {
 	eachDrift(t, func(t *testing.T, c *testCluster, dice int, id string, q limit.Check) bool {
 		entry, owner := c.nodes[0], c.nodes[2]

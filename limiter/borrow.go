@@ -14,25 +14,27 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file is the borrower's side of loans: this node admits checks of keys that other nodes hold, from units that the holders have lent it.
-// loan.go is the lender's side. The path of a loan:
+// This file is the borrower's side of loans: this node admits checks of keys that other nodes hold, from units that the
+// holders have lent it. loan.go is the lender's side. The path of a loan:
 //
-//	missed        counts a check that another node has admitted; the book (internal/lend) finds the keys that are asked for often
+//	missed        counts a check that another node has admitted; the book (internal/lend) finds the keys that are asked
+//	              for often
 //	report        sends the book's reports to the holders (OpBorrow), and answered gives the book their answers
 //	borrowed      admits a check from the book, without a message, as long as the borrower's term lasts
 //	answerRecall  returns what is left of a loan when its holder asks for it (OpRecall)
 //
 // A check that its loan does not cover goes to the holder, as if there were no loan.
 //
-// A report has totals since the loan began (granted, spent, returned), so that losing or repeating a report does no harm. The borrower's term ends
-// before the holder's. If this node sends nothing more, the holder charges what is left when its own term ends.
+// A report has totals since the loan began (granted, spent, returned), so that losing or repeating a report does no
+// harm. The borrower's term ends before the holder's. If this node sends nothing more, the holder charges what is left
+// when its own term ends.
 //
-// Other files must keep: before.go calls borrowed before it sends anything. Only the borrower of a loan reports on it: rpc/peer treats the
-// sender of a stream as the borrower.
+// Other files must keep: before.go calls borrowed before it sends anything. Only the borrower of a loan reports on it:
+// rpc/peer treats the sender of a stream as the borrower.
 
 const (
-	// exchangeMost bounds how long report waits for a node's answer. It is above lendMost, because the node may wait for its backup first. The
-	// book repeats a report after 200 ms, so at most three reports of a loan are in flight.
+	// exchangeMost bounds how long report waits for a node's answer. It is above lendMost, because the node may wait
+	// for its backup first. The book repeats a report after 200 ms, so at most three reports of a loan are in flight.
 	exchangeMost = 500 * time.Millisecond
 	// returnMost is how long a node that stops waits for its loans to be returned.
 	returnMost = 200 * time.Millisecond
@@ -40,11 +42,11 @@ const (
 
 // LoanCall has the fields of OpBorrow and OpRecall that other operations do not have.
 type LoanCall struct {
-	// Report is the request of OpBorrow, and the answer to OpRecall. Its Target is not used: the operation has one. The node that receives it sets
-	// the borrower's id.
+	// Report is the request of OpBorrow, and the answer to OpRecall. Its Target is not used: the operation has one. The
+	// node that receives it sets the borrower's id.
 	Report limit.Borrow
-	// Forwarded marks an OpBorrow that a client has sent to a node that does not hold the key. The holder charges what the report says and grants
-	// nothing: it lends only to borrowers that it can ask to return the units.
+	// Forwarded marks an OpBorrow that a client has sent to a node that does not hold the key. The holder charges what
+	// the report says and grants nothing: it lends only to borrowers that it can ask to return the units.
 	Forwarded bool
 	Recall    limit.Recall // the request of OpRecall
 	Known     bool         // the answer to OpRecall: the borrower has such a loan
@@ -55,8 +57,8 @@ type LoanCall struct {
 
 // borrowing has what this node borrows. nil: it borrows nothing.
 //
-// Each report is routed as a check is (route.go), to the node that holds the partition then. That node knows the loan however often the
-// partition has moved, because a key's loans move with its state.
+// Each report is routed as a check is (route.go), to the node that holds the partition then. That node knows the loan
+// however often the partition has moved, because a key's loans move with its state.
 type borrowing struct {
 	l     *Limiter
 	book  *lend.Book[loanKey, struct{}]
@@ -107,7 +109,8 @@ func startBorrowing(l *Limiter) *borrowing {
 	return b
 }
 
-// stop ends the reports, and waits for those in flight. The holder charges a loan that was not returned when the loan's term ends.
+// stop ends the reports, and waits for those in flight. The holder charges a loan that was not returned when the loan's
+// term ends.
 func (b *borrowing) stop() {
 	if b == nil {
 		return
@@ -116,7 +119,8 @@ func (b *borrowing) stop() {
 	b.running.Wait()
 }
 
-// ReturnLoans returns all loans of this node, and has it borrow no more. It takes returnMost at most, and ends with ctx.
+// ReturnLoans returns all loans of this node, and has it borrow no more. It takes returnMost at most, and ends with
+// ctx.
 func (l *Limiter) ReturnLoans(ctx context.Context) {
 	b := l.borrowing
 	if b == nil {
@@ -127,8 +131,8 @@ func (l *Limiter) ReturnLoans(ctx context.Context) {
 	b.book.Return(ctx)
 }
 
-// borrowed answers a check of a key that another node holds from a loan, and reports whether it did. It looks at nothing but the loan: the loan
-// is valid until its term ends, even if the holder is lost.
+// borrowed answers a check of a key that another node holds from a loan, and reports whether it did. It looks at
+// nothing but the loan: the loan is valid until its term ends, even if the holder is lost.
 func (l *Limiter) borrowed(op *Op) bool {
 	b := l.borrowing
 	if b == nil || b.book.Loans() == 0 || !op.fromLoans() {
@@ -142,8 +146,8 @@ func (l *Limiter) borrowed(op *Op) bool {
 	return true
 }
 
-// allBorrowed answers an atomic check from loans, if these cover all of it, and reports whether it did. Otherwise it takes nothing from them:
-// units that were reported as spent cannot be put back.
+// allBorrowed answers an atomic check from loans, if these cover all of it, and reports whether it did. Otherwise it
+// takes nothing from them: units that were reported as spent cannot be put back.
 func (l *Limiter) allBorrowed(all *together) bool {
 	b := l.borrowing
 	if b == nil || b.book.Loans() == 0 {
@@ -176,8 +180,8 @@ func (l *Limiter) admitBorrowed(t *limit.Lent, left int64, op *Op) {
 	l.count(op, tightestOf(op.rule.Limits, d))
 }
 
-// fromLoans reports whether a loan that covers a check may answer it. It may if the check has Partial, because the loan grants the whole cost. It
-// may not if the check has a request id, whose answer the holder keeps.
+// fromLoans reports whether a loan that covers a check may answer it. It may if the check has Partial, because the loan
+// grants the whole cost. It may not if the check has a request id, whose answer the holder keeps.
 func (op *Op) fromLoans() bool {
 	return op.Cost > 0 && !op.Always && op.RequestID == "" && op.rule.lendable && op.rule.Limits != nil
 }
@@ -192,15 +196,16 @@ func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
 	return &limits[0]
 }
 
-// missed counts a check, or a part of an atomic one, that another node has admitted: a loan would have saved the message.
+// missed counts a check, or a part of an atomic one, that another node has admitted: a loan would have saved the
+// message.
 func (b *borrowing) missed(op *Op, end *moment) {
 	if b != nil && op.fromLoans() && lend.Lendable(op.Decision) {
 		b.book.Missed(op.loanKey(), op.Cost, end.bootTime, loanKey.own)
 	}
 }
 
-// report sends the book's reports, made at the instant sent, to the holders of their keys, and all for one node together. The book repeats a
-// report that cannot be sent.
+// report sends the book's reports, made at the instant sent, to the holders of their keys, and all for one node
+// together. The book repeats a report that cannot be sent.
 func (b *borrowing) report(ctx context.Context, sent int64, reports []lend.Report[loanKey, struct{}]) {
 	to := asks{most: len(reports)}
 	for i := range reports {

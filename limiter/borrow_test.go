@@ -59,8 +59,8 @@ const borrowPolicies = `policies:
   - {name: small, algorithm: sliding_log, limit: 1000, window: 1h}
 `
 
-// TestNodeBorrows: a node that does not hold a hot key answers from a loan. What it admits is counted once; what must not come from a loan is
-// asked for; what is left is returned when the node stops.
+// TestNodeBorrows: a node that does not hold a hot key answers from a loan. What it admits is counted once; what must
+// not come from a loan is asked for; what is left is returned when the node stops.
 func TestNodeBorrows(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		owner, node := c.nodes[0], c.nodes[1]
@@ -150,8 +150,9 @@ func TestReservationsBesideLoans(t *testing.T) {
 	})
 }
 
-// TestWhoObeysIsAdmittedBesideLoans: who was refused more than what is free passes after retry_after, whatever the node that was asked has
-// spent of a loan: what it had not reported by then is asked for before the refusal, and after what it spends later it asks again.
+// TestWhoObeysIsAdmittedBesideLoans: who was refused more than what is free passes after retry_after, whatever the node
+// that was asked has spent of a loan: what it had not reported by then is asked for before the refusal, and after what
+// it spends later it asks again.
 func TestWhoObeysIsAdmittedBesideLoans(t *testing.T) {
 	const set = "policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 2s}]"
 	for name, between := range map[string]func(c *testCluster, n *testNode, small limit.Check, large *limit.Check) limit.Decision{
@@ -241,8 +242,9 @@ func TestNodeIsRecalled(t *testing.T) {
 	})
 }
 
-// TestBorrowingInANodesName is an attack: another process has reported to the owner, under the boot of a node that borrows and the number of its
-// first loan, that it was lent 10⁹ units, and has returned them. The node takes no more than it has asked for, so no more is admitted than the limit.
+// TestBorrowingInANodesName is an attack: another process has reported to the owner, under the boot of a node that
+// borrows and the number of its first loan, that it was lent 10⁹ units, and has returned them. The node takes no more
+// than it has asked for, so no more is admitted than the limit.
 func TestBorrowingInANodesName(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, "policies: [{name: p, algorithm: sliding_log, limit: 2000, window: 1h}]")}, func(t *testing.T, c *testCluster) {
 		owner, node := c.nodes[0], c.nodes[1]
@@ -301,8 +303,9 @@ func TestPartialRecalls(t *testing.T) {
 	})
 }
 
-// TestAllFromLoans: atomic checks make keys ones that a node borrows, and are answered from loans that cover all of them. Otherwise their owners
-// are asked, and nothing of the loans is lost. Both keys are admitted as often as the smaller limit says.
+// TestAllFromLoans: atomic checks make keys ones that a node borrows, and are answered from loans that cover all of
+// them. Otherwise their owners are asked, and nothing of the loans is lost. Both keys are admitted as often as the
+// smaller limit says.
 func TestAllFromLoans(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		node := c.nodes[2]
@@ -332,7 +335,8 @@ func TestAllFromLoans(t *testing.T) {
 				admitted++
 			}
 		}), 0, "messages for atomic checks that loans cover")
-		// One key of which there is no loan, one that the node decides for itself, a charge: owners are asked about all.
+		// One key of which there is no loan, one that the node decides for itself, a charge: owners are asked about
+		// all.
 		onLoan := c.onLoan(c.nodes[0], "small", a)
 		for what, other := range map[string]limit.Check{"without a loan": named("p", c.owned("p", 0, 1), 1), "of its own": named("p", c.owned("p", 2, 0), 1)} {
 			n := c.messages(func() {
@@ -368,8 +372,9 @@ func TestAllFromLoans(t *testing.T) {
 	})
 }
 
-// TestAllFromLoansAtOnce: atomic checks of several keys, with loans, without, and at owners, side by side with single checks, until little is
-// left. What is charged in the end is what was admitted, of every key, and no key is charged by a check that another one refused.
+// TestAllFromLoansAtOnce: atomic checks of several keys, with loans, without, and at owners, side by side with single
+// checks, until little is left. What is charged in the end is what was admitted, of every key, and no key is charged by
+// a check that another one refused.
 func TestAllFromLoansAtOnce(t *testing.T) {
 	for seed := range uint64(4) {
 		inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
@@ -451,7 +456,8 @@ func TestAllFromLoansAtOnce(t *testing.T) {
 	}
 }
 
-// TestInlineLimitsAreLent: checks with limits of their own are answered from a node's loan, in batches and atomic checks, too.
+// TestInlineLimitsAreLent: checks with limits of their own are answered from a node's loan, in batches and atomic
+// checks, too.
 func TestInlineLimitsAreLent(t *testing.T) {
 	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
 		node := c.nodes[1]
@@ -469,8 +475,8 @@ func TestInlineLimitsAreLent(t *testing.T) {
 	})
 }
 
-// TestSeveralLimitsAreLent: a decision from a loan under several limits says of each what its owner would, also which is the tightest and whether
-// any of them is near.
+// TestSeveralLimitsAreLent: a decision from a loan under several limits says of each what its owner would, also which
+// is the tightest and whether any of them is near.
 func TestSeveralLimitsAreLent(t *testing.T) {
 	const several = "policies: [{name: p, algorithm: sliding_log, warn_at: 0.5, limits: [2000/1h, 200/1s]}]"
 	for spent, near := range map[int]bool{3: false, 8: true} {
@@ -509,7 +515,8 @@ func TestSeveralLimitsAreLent(t *testing.T) {
 	}
 }
 
-// TestLoanedPartitionMoves: reports go to who holds the key by then; and a node that becomes the holder of what it has borrowed returns it.
+// TestLoanedPartitionMoves: reports go to who holds the key by then; and a node that becomes the holder of what it has
+// borrowed returns it.
 func TestLoanedPartitionMoves(t *testing.T) {
 	for _, to := range []int{1, 2} {
 		t.Run(fmt.Sprint(to), func(t *testing.T) {
@@ -553,8 +560,8 @@ func TestLoanedPartitionMoves(t *testing.T) {
 	}
 }
 
-// TestReportsToANodeThatIsCutOff: what a node has on loan it goes on spending while the holder cannot be reached; and three reports of a
-// loan at most are in flight.
+// TestReportsToANodeThatIsCutOff: what a node has on loan it goes on spending while the holder cannot be reached; and
+// three reports of a loan at most are in flight.
 func TestReportsToANodeThatIsCutOff(t *testing.T) {
 	borrowed := func(t *testing.T, f func(c *testCluster, keys []string, take func(key string) bool)) {
 		inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
@@ -612,15 +619,17 @@ func TestReportsToANodeThatIsCutOff(t *testing.T) {
 	})
 }
 
-// TestLoansOverMoves: a borrower that takes another node for the holder of a key is told who holds it, or asks again soon; so nothing that it has on
-// loan ends, and all that it has admitted is counted once, while the key moves to and fro.
+// TestLoansOverMoves: a borrower that takes another node for the holder of a key is told who holds it, or asks again
+// soon; so nothing that it has on loan ends, and all that it has admitted is counted once, while the key moves to and
+// fro.
 func TestLoansOverMoves(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		key := c.owned("p", 0, 0)
 		part := ring.Partition(ring.Hash(testKey, "p", key))
 		borrower := c.nodes[1]
 		used := c.heat(borrower, named("p", key, 1))
-		// see has each node take a node for the holder; -1 is nobody. Who takes another one than holder for it goes by the ring, and knows of no term.
+		// see has each node take a node for the holder; -1 is nobody. Who takes another one than holder for it goes by
+		// the ring, and knows of no term.
 		term := uint64(0)
 		see := func(holder int, by ...int) {
 			term++
@@ -678,8 +687,8 @@ func TestLoansOverMoves(t *testing.T) {
 	})
 }
 
-// TestReportsAreForwarded: a client that has no way to who holds its key tells another node. The holder takes that in, lends nothing more, and
-// learns what comes back in the same way.
+// TestReportsAreForwarded: a client that has no way to who holds its key tells another node. The holder takes that in,
+// lends nothing more, and learns what comes back in the same way.
 func TestReportsAreForwarded(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		key := c.owned("p", 0, 0)
@@ -710,7 +719,8 @@ func TestReportsAreForwarded(t *testing.T) {
 	})
 }
 
-// TestReportsAreNotHandedOn: a report says something of its sender's loan, and nothing of a loan of whoever hands it on.
+// TestReportsAreNotHandedOn: a report says something of its sender's loan, and nothing of a loan of whoever hands it
+// on.
 func TestReportsAreNotHandedOn(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		key := c.owned("p", 0, 0)

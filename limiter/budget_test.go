@@ -370,8 +370,8 @@ func (h *history) charge(now time.Duration, n int64) *charged {
 	return c
 }
 
-// TestBudgets holds reservations of one key and of several, extensions, commits, charges, cancels and expiry, at random and through
-// any node, to what a plain list of charges says.
+// TestBudgets holds reservations of one key and of several, extensions, commits, charges, cancels and expiry, at random
+// and through any node, to what a plain list of charges says.
 func TestBudgets(t *testing.T) {
 	const text = `policies:
   - {name: org, algorithm: sliding_log, limit: 60, window: 9995ms}
@@ -516,8 +516,8 @@ func TestCommitBeyondWhatABucketOwes(t *testing.T) {
 	must.Value(l.Refund(t.Context(), target, algo.MaxLimit, ""))(t)
 }
 
-// TestBoundedCommit: a caller who may not charge commits no more beyond a reservation than the largest limit, whichever node is
-// asked.
+// TestBoundedCommit: a caller who may not charge commits no more beyond a reservation than the largest limit, whichever
+// node is asked.
 func TestBoundedCommit(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		for n := range 2 {

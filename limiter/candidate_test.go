@@ -25,8 +25,8 @@ const tried = `policies:
       - {key: banned, blocked: true}
 `
 
-// TestCandidate: a policy with a candidate answers as one without, and its candidate counts what a policy of these limits that is asked
-// the same would have answered. Refunds and resets are for both.
+// TestCandidate: a policy with a candidate answers as one without, and its candidate counts what a policy of these
+// limits that is asked the same would have answered. Refunds and resets are for both.
 func TestCandidate(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, tried)}, func(t *testing.T, c *testCluster) {
 		random := rand.New(rand.NewPCG(7, 7))

@@ -16,8 +16,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestEqualHashes gives 60 states 16 hashes between them, and holds every answer of three nodes to a node alone, with proper
-// hashes, that is asked the same: whatever belongs to a key is found by the key.
+// TestEqualHashes gives 60 states 16 hashes between them, and holds every answer of three nodes to a node alone, with
+// proper hashes, that is asked the same: whatever belongs to a key is found by the key.
 func TestEqualHashes(t *testing.T) {
 	const text = `policies:
   - {name: log, algorithm: sliding_log, limit: 5, window: 10s}
@@ -162,8 +162,8 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 	})
 }
 
-// TestCollisionsAreKeysLikeOthers sends 65,536 keys that XXH64 gives one hash: each has a state of its own, found at the price of
-// any other's; one by one in a list they would take minutes.
+// TestCollisionsAreKeysLikeOthers sends 65,536 keys that XXH64 gives one hash: each has a state of its own, found at
+// the price of any other's; one by one in a list they would take minutes.
 func TestCollisionsAreKeysLikeOthers(t *testing.T) {
 	l := started(t, Config{HashKey: testKey, Policies: policies(t, `policies: [{name: login, algorithm: fixed_window, limit: 2, window: 1h}]`)})
 	partitions := map[int]int{}

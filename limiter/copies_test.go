@@ -49,8 +49,8 @@ func copiedData() *store.Store {
 	return data
 }
 
-// TestAnswersSayHowTheyWaited: whoever waits for a copy says whether the answer is under a strict rule, and an answer says whether there
-// was no copy after all; a quota of which none knows is not given.
+// TestAnswersSayHowTheyWaited: whoever waits for a copy says whether the answer is under a strict rule, and an answer
+// says whether there was no copy after all; a quota of which none knows is not given.
 func TestAnswersSayHowTheyWaited(t *testing.T) {
 	own := &copied{alone: alone{Standing: ownership.Owned}, lost: true}
 	l := started(t, Config{Store: copiedData(), Ownership: own, BootClock: func() int64 { return 1 }, Policies: policies(t, `policies:
@@ -202,8 +202,8 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	}
 }
 
-// TestLoansWaitForTheirCopy: a loan is given once a copy knows of it, and not if none is going to. Under a strict rule that is what is waited
-// for, and without a lease nothing is lent.
+// TestLoansWaitForTheirCopy: a loan is given once a copy knows of it, and not if none is going to. Under a strict rule
+// that is what is waited for, and without a lease nothing is lent.
 func TestLoansWaitForTheirCopy(t *testing.T) {
 	own, data, boot := &copied{alone: alone{Standing: ownership.Owned}}, copiedData(), int64(1)
 	l := started(t, Config{Store: data, Ownership: own, BootClock: func() int64 { return boot }, Policies: policies(t, `policies:

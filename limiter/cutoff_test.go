@@ -16,8 +16,9 @@ const cutOffPolicies = `policies:
   - {name: share, algorithm: sliding_log, limit: 1000, window: 1h, on_error: share}
 `
 
-// TestLoanOfAnOwnerThatIsCutOff: a node admits from its loan while the owner of the key cannot be reached. Once that is used up, or its term is over
-// with units left, on_error answers. Whatever that was, the owner charges all that was on loan, once.
+// TestLoanOfAnOwnerThatIsCutOff: a node admits from its loan while the owner of the key cannot be reached. Once that is
+// used up, or its term is over with units left, on_error answers. Whatever that was, the owner charges all that was on
+// loan, once.
 func TestLoanOfAnOwnerThatIsCutOff(t *testing.T) {
 	for _, policy := range []string{"open", "closed", "share"} {
 		for _, usedUp := range []bool{true, false} {
@@ -71,8 +72,9 @@ func TestLoanOfAnOwnerThatIsCutOff(t *testing.T) {
 	}
 }
 
-// TestLoansOverReload: what is on loan when a policy changes may be spent for the rest of its term; from then on the new policy holds, and what was
-// spent counts under it. A node, which knows the policy, no longer admits from a loan what is blocked.
+// TestLoansOverReload: what is on loan when a policy changes may be spent for the rest of its term; from then on the
+// new policy holds, and what was spent counts under it. A node, which knows the policy, no longer admits from a loan
+// what is blocked.
 func TestLoansOverReload(t *testing.T) {
 	const limited = "policies: [{name: p, algorithm: %s}]"
 	for name, test := range map[string]struct {

@@ -22,22 +22,25 @@ import (
 //  2. A check and what else asks for units goes to admit, which asks store.DecideTo; all others go to change.
 //  3. failed turns an error of the store into the Outcome.
 //  4. conclusion makes the caller's Decision of the store's Answer, and counts it.
-//  5. An Outcome that is pending is not an answer yet. route.go waits, and has the operation decided again or the answer confirmed.
+//  5. An Outcome that is pending is not an answer yet. route.go waits, and has the operation decided again or the
+//     answer confirmed.
 //
 // Words:
 //
-//	pending   of an Outcome: it has a ticket, NotHolder, ungranted or onLoan (Outcome.pending); of an Answer: of a key with reservations
+//	pending   of an Outcome: it has a ticket, NotHolder, ungranted or onLoan (Outcome.pending); of an Answer: of a key
+//	          with reservations
 //	ticket    the change of the partition that the backup or the disk must confirm before the answer is given
-//	onLoan    units that borrowers hold stand in the way: awaitRecalls (loan.go) asks the borrowers for what they have left, and has the
-//	          operation decided again with recalled set, which makes a refusal final
+//	onLoan    units that borrowers hold stand in the way: awaitRecalls (loan.go) asks the borrowers for what they have
+//	          left, and has the operation decided again with recalled set, which makes a refusal final
 //	tightest  the limit, of several, that a Decision speaks of
 //	rule      as in plan.go; candidate: limits that are tried beside it, of which callers are not told
 //
-// A refund, a reset and a check with a negative cost wait for the borrowers before they are carried out, because a borrower may have spent units
-// that it has not reported. A settlement does not: it gives back units of its own reservation only.
+// A refund, a reset and a check with a negative cost wait for the borrowers before they are carried out, because a
+// borrower may have spent units that it has not reported. A settlement does not: it gives back units of its own
+// reservation only.
 //
-// Other files must keep: plan has been called; no Decision is used while the Outcome is pending, but to see that it refuses for a ban
-// (Op.stands).
+// Other files must keep: plan has been called; no Decision is used while the Outcome is pending, but to see that it
+// refuses for a ban (Op.stands).
 
 // moment is one reading of the clocks, for a whole batch.
 type moment struct {
@@ -136,7 +139,8 @@ func (l *Limiter) renew(op *Op, k store.Key, now *moment) {
 	}
 }
 
-// answer answers an operation under a rule without limits: its key is unlimited, or blocked, or the policy is not known.
+// answer answers an operation under a rule without limits: its key is unlimited, or blocked, or the policy is not
+// known.
 func (l *Limiter) answer(op *Op) {
 	r := op.rule
 	switch {
@@ -165,7 +169,8 @@ func (l *Limiter) answer(op *Op) {
 	}
 }
 
-// count counts an operation's decision, unless its cost is 0 or negative. tightest is nil if the decision speaks of no limit.
+// count counts an operation's decision, unless its cost is 0 or negative. tightest is nil if the decision speaks of no
+// limit.
 func (l *Limiter) count(op *Op, tightest *algo.Limit) {
 	if op.Cost <= 0 {
 		return
@@ -183,7 +188,8 @@ func ttlFits(op *Op) *limit.Error {
 	return nil
 }
 
-// admit decides an operation that asks for units, and a check with a negative cost, which gives units back if it has Always.
+// admit decides an operation that asks for units, and a check with a negative cost, which gives units back if it has
+// Always.
 func (l *Limiter) admit(op *Op, now *moment) {
 	r, c := op.rule, op.Check
 	k := op.storeKey()
@@ -252,7 +258,8 @@ func (l *Limiter) tryCandidate(r *rule, k *store.Key, now algo.Instant, call *st
 	}
 }
 
-// conclusion makes of what the store answered what a caller is told, and counts it. each is what the limits of a rule with several say.
+// conclusion makes of what the store answered what a caller is told, and counts it. each is what the limits of a rule
+// with several say.
 func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 	r, d := op.rule, op.Decision
 	tightest := &r.Limits[got.Tightest]
@@ -305,9 +312,9 @@ func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 	}
 }
 
-// rememberable says whether other nodes may remember that a check was refused. Units of reservations may be given back, units on loan may be
-// returned, and refusals that count extend themselves: each of them moves the moment at which the check passes, but not the end of a
-// ban. A candidate is asked each time.
+// rememberable says whether other nodes may remember that a check was refused. Units of reservations may be given back,
+// units on loan may be returned, and refusals that count extend themselves: each of them moves the moment at which the
+// check passes, but not the end of a ban. A candidate is asked each time.
 func (op *Op) rememberable(got *store.Answer) bool {
 	return op.Kind == OpCheck && op.rule.candidate == nil &&
 		(got.Banned || !got.Pending && got.OnLoan == 0 && !op.rule.Limits.CountsDenied())
@@ -372,8 +379,8 @@ func (l *Limiter) failed(op *Op, err error) {
 	}
 }
 
-// resetAfter is the time until a state is as new, as callers are told it: an entry of a log lives up to a tick (32 ns for
-// a minute) longer than its window, and callers who see 61 s would take it for a fault.
+// resetAfter is the time until a state is as new, as callers are told it: an entry of a log lives up to a tick (32 ns
+// for a minute) longer than its window, and callers who see 61 s would take it for a fault.
 func resetAfter(l *algo.Limit, d time.Duration) time.Duration {
 	if l.Algorithm == algo.SlidingLog {
 		return min(d, l.Window)
@@ -386,8 +393,8 @@ func shadow(d *limit.Decision, cost int64) {
 	d.Allowed, d.Shadow, d.Granted, d.RetryAfter = true, true, cost, 0
 }
 
-// quotaWindow is the time in which as many units as a Decision's Limit says come back: the window, or, for a bucket with
-// a capacity of its own, the time it takes to fill.
+// quotaWindow is the time in which as many units as a Decision's Limit says come back: the window, or, for a bucket
+// with a capacity of its own, the time it takes to fill.
 func quotaWindow(l *algo.Limit) time.Duration {
 	if l.Capacity == 0 || l.Capacity == l.Limit || l.Limit <= 0 {
 		return l.Window

@@ -265,8 +265,8 @@ func TestRequestIDs(t *testing.T) {
 	})
 }
 
-// TestRequestIDsAreTheCallersOwn: who guesses another caller's request id gets an answer of its own, through any node, and nothing that the
-// other caller holds; nor does an id that it took before keep the other caller from using it.
+// TestRequestIDsAreTheCallersOwn: who guesses another caller's request id gets an answer of its own, through any node,
+// and nothing that the other caller holds; nor does an id that it took before keep the other caller from using it.
 func TestRequestIDsAreTheCallersOwn(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		for n := range 3 {

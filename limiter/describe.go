@@ -11,7 +11,8 @@ import (
 // maxReturns bounds the instants that are told of a limit.
 const maxReturns = 64
 
-// RouteOf returns the route to the node that decides for a target's key, as far as this node knows. The route is not to be changed.
+// RouteOf returns the route to the node that decides for a target's key, as far as this node knows. The route is not to
+// be changed.
 func (l *Limiter) RouteOf(t *limit.Target) (*ownership.Route, *limit.Error) {
 	var s subject
 	if err := l.identify(l.table.Load(), t, &s); err != nil {
@@ -20,8 +21,9 @@ func (l *Limiter) RouteOf(t *limit.Target) (*ownership.Route, *limit.Error) {
 	return l.cfg.Ownership.Route(l.partition(s.hash)), nil
 }
 
-// Describe tells how a target's key stands under each limit of its rule, without charging anything. There is none where the key
-// needs no state: it is unlimited, or blocked. Node is not set. holds is false when this node does not decide for the key.
+// Describe tells how a target's key stands under each limit of its rule, without charging anything. There is none where
+// the key needs no state: it is unlimited, or blocked. Node is not set. holds is false when this node does not decide
+// for the key.
 func (l *Limiter) Describe(t *limit.Target) (state limit.KeyState, holds bool, err error) {
 	op := NewOp(OpCheck, limit.Check{Target: *t}, Extra{})
 	if err := l.plan(l.table.Load(), op); err != nil {

@@ -12,11 +12,11 @@ const (
 	maxClasses  = 64  // of a policy; what is beyond has the estimate of the policy
 )
 
-// estimator estimates the cost of work from the cost of earlier work of its class: the 90th percentile of the last costs of a class, by
-// the nearest-rank definition (R. J. Hyndman and Y. Fan, Sample quantiles in statistical packages, The American Statistician 50, 1996,
-// definition 1). It does not promise that an estimate suffices (one in ten costs more), that nodes agree on it (each learns from the costs
-// it is told), or that anything is remembered when the process ends. The zero value has seen no cost and is ready for use. Its methods are
-// safe for concurrent use.
+// estimator estimates the cost of work from the cost of earlier work of its class: the 90th percentile of the last
+// costs of a class, by the nearest-rank definition (R. J. Hyndman and Y. Fan, Sample quantiles in statistical packages,
+// The American Statistician 50, 1996, definition 1). It does not promise that an estimate suffices (one in ten costs
+// more), that nodes agree on it (each learns from the costs it is told), or that anything is remembered when the
+// process ends. The zero value has seen no cost and is ready for use. Its methods are safe for concurrent use.
 type estimator struct {
 	mu sync.Mutex
 	by map[string]map[string]*costs // by policy and class; the empty class stands for all of the policy's
@@ -32,8 +32,8 @@ type costs struct {
 	caller string // that was the first to tell a cost of the class
 }
 
-// Add remembers what work has cost, as a caller has told. The class may be empty, and so may the caller: it is not known then.
-// Once half of the policy's classes are taken, a known caller begins no more of them than are free.
+// Add remembers what work has cost, as a caller has told. The class may be empty, and so may the caller: it is not
+// known then. Once half of the policy's classes are taken, a known caller begins no more of them than are free.
 func (e *estimator) Add(policy, class, caller string, cost int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -73,8 +73,8 @@ func add(of map[string]*costs, class, caller string, cost int64) {
 	c.stale = true
 }
 
-// Estimate returns what work of a class may cost; what any work of the policy may, while too little is known of the class; and
-// false while too little is known of that, too.
+// Estimate returns what work of a class may cost; what any work of the policy may, while too little is known of the
+// class; and false while too little is known of that, too.
 func (e *estimator) Estimate(policy, class string) (cost int64, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -9,7 +9,8 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 )
 
-// TestEstimate holds estimates to their definition: of the last n costs, the smallest that at least nine tenths do not exceed.
+// TestEstimate holds estimates to their definition: of the last n costs, the smallest that at least nine tenths do not
+// exceed.
 func TestEstimate(t *testing.T) {
 	var e estimator
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -9,8 +9,9 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file answers by a policy's on_error where the holder cannot be reached in time (unreachable in route.go), the store has no memory for
-// a new key (failed in decide.go), or this node's queue of waiting operations is full (shed.go):
+// This file answers by a policy's on_error where the holder cannot be reached in time (unreachable in route.go), the
+// store has no memory for a new key (failed in decide.go), or this node's queue of waiting operations is full
+// (shed.go):
 //
 //	open    allowed, with the whole cost; FailedOpen
 //	closed  refused; FailedClosed. Under shadow it is allowed, with Shadow and FailedOpen
@@ -19,8 +20,8 @@ import (
 // failedRetry is the RetryAfter of an operation that on_error refuses.
 const failedRetry = time.Second
 
-// fail answers an operation by on_error. An inline limit fails open, and so does a policy that this node does not know, unless unknown policies
-// are denied. A blocked or unlimited key is answered as always: no holder is needed for that.
+// fail answers an operation by on_error. An inline limit fails open, and so does a policy that this node does not know,
+// unless unknown policies are denied. A blocked or unlimited key is answered as always: no holder is needed for that.
 func (l *Limiter) fail(op *Op) {
 	r, d := op.rule, op.Decision
 	if r.Limits == nil && !r.missing {
@@ -48,8 +49,8 @@ func (l *Limiter) fail(op *Op) {
 	}
 }
 
-// The bounds of the store in which this node counts for on_error: share. No other node has a copy of it. When it is full, it refuses keys that it
-// does not know.
+// The bounds of the store in which this node counts for on_error: share. No other node has a copy of it. When it is
+// full, it refuses keys that it does not know.
 const (
 	maxShares     = 16 << 10
 	maxShareBytes = 16 << 20
@@ -60,8 +61,8 @@ func newShares() *store.Store {
 	return store.New(store.Config{Partitions: 1, MaxKeys: maxShares, MaxBytes: maxShareBytes})
 }
 
-// failByShare decides an operation by its rule's limits divided by the number of members. It refuses the operation if there is no memory, or a limit
-// divided is 0.
+// failByShare decides an operation by its rule's limits divided by the number of members. It refuses the operation if
+// there is no memory, or a limit divided is 0.
 func (l *Limiter) failByShare(op *Op) {
 	members := 1
 	if l.cfg.Members != nil {

@@ -30,7 +30,8 @@ const partial = `policies:
       - {prefix: "key-", limit: 30}
 `
 
-// TestOnErrorShare: while the owner cannot be asked each node admits its part of the limit, and no more; the owner never hears of it.
+// TestOnErrorShare: while the owner cannot be asked each node admits its part of the limit, and no more; the owner
+// never hears of it.
 func TestOnErrorShare(t *testing.T) {
 	members := 3
 	inBubble(t, 3, Config{Policies: policies(t, partial), Members: func() int { return members }}, func(t *testing.T, c *testCluster) {
@@ -101,7 +102,8 @@ func (s *sharer) decide(key string, n int, c limit.Check) *limit.Decision {
 	return op.Decision
 }
 
-// TestSharesTogether: in any window of a sliding log the parts of all nodes admit no more than its limit, whatever is asked where.
+// TestSharesTogether: in any window of a sliding log the parts of all nodes admit no more than its limit, whatever is
+// asked where.
 func TestSharesTogether(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 1))

@@ -12,8 +12,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestStrictWaitsForGrant: a node that has just become the holder gets its grant a moment later, and checks under strict
-// rules wait for that moment, but not for longer.
+// TestStrictWaitsForGrant: a node that has just become the holder gets its grant a moment later, and checks under
+// strict rules wait for that moment, but not for longer.
 func TestStrictWaitsForGrant(t *testing.T) {
 	start := time.Now()
 	cfg := Config{BootClock: func() int64 { return int64(time.Since(start)) }}
@@ -50,8 +50,8 @@ func TestStrictWaitsForGrant(t *testing.T) {
 	})
 }
 
-// TestRenewalsUnderLease: of a strict rule nothing is renewed, and no excess of a commit charged, without a lease, nor is the answer used
-// after it.
+// TestRenewalsUnderLease: of a strict rule nothing is renewed, and no excess of a commit charged, without a lease, nor
+// is the answer used after it.
 func TestRenewalsUnderLease(t *testing.T) {
 	start := time.Now()
 	cfg := Config{Timeout: 10 * time.Second, BootClock: func() int64 { return int64(time.Since(start)) }}
@@ -118,8 +118,8 @@ func TestRenewalsUnderLease(t *testing.T) {
 	})
 }
 
-// TestAnswersUnderLease: an answer of another node's may be used for as long as its lease had left when it was decided, counted
-// from the moment the question was sent, and for somewhat less, as clocks differ.
+// TestAnswersUnderLease: an answer of another node's may be used for as long as its lease had left when it was decided,
+// counted from the moment the question was sent, and for somewhat less, as clocks differ.
 func TestAnswersUnderLease(t *testing.T) {
 	start := time.Now()
 	cfg := Config{Timeout: 10 * time.Second, BootClock: func() int64 { return int64(time.Since(start)) }}

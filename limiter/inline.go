@@ -10,8 +10,9 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// DefaultInlineMaxWindow is the longest window of inline limits on a node that is not told another one. It has room for a year,
-// because callers of other limiters send daily, monthly and yearly quotas. What their keys take is bounded by the callers' shares of memory.
+// DefaultInlineMaxWindow is the longest window of inline limits on a node that is not told another one. It has room for
+// a year, because callers of other limiters send daily, monthly and yearly quotas. What their keys take is bounded by
+// the callers' shares of memory.
 const DefaultInlineMaxWindow = algo.MaxWindow
 
 // maxInlineRules bounds how many different inline limits are kept worked out. Beyond it all are forgotten at once: they

@@ -163,8 +163,8 @@ func TestLeaseIDs(t *testing.T) {
 	}
 }
 
-// FuzzOp: whatever comes over a network is accepted or gets an error that names a field, and what is accepted is decided
-// without a panic, whatever it does to the state that others left.
+// FuzzOp: whatever comes over a network is accepted or gets an error that names a field, and what is accepted is
+// decided without a panic, whatever it does to the state that others left.
 func FuzzOp(f *testing.F) {
 	f.Add(uint8(1), "p", "k", "", int64(1), int64(0), "", "", uint8(0), int64(0), int64(0), int64(0), int32(0), uint8(0), true)
 	f.Add(uint8(2), "c", "k", "", int64(1), int64(time.Second), "r", "", uint8(0), int64(0), int64(0), int64(0), int32(0), uint8(0), false)
@@ -201,8 +201,8 @@ func FuzzOp(f *testing.F) {
 	})
 }
 
-// TestRefused: what is refused beforehand is not looked at, keeps its place, and charges nothing; whether or not the call is
-// traced.
+// TestRefused: what is refused beforehand is not looked at, keeps its place, and charges nothing; whether or not the
+// call is traced.
 func TestRefused(t *testing.T) {
 	for name, tracer := range map[string]Tracer{"untraced": nil, "traced": &spans{ended: make(map[string][]Traced)}} {
 		t.Run(name, func(t *testing.T) {

@@ -1,11 +1,11 @@
-// Package limiter is the service itself: it finds the node that decides for a key, decides if that is this node, otherwise
-// forwards, and answers by the policy's on_error if that node cannot be reached.
+// Package limiter is the service itself: it finds the node that decides for a key, decides if that is this node,
+// otherwise forwards, and answers by the policy's on_error if that node cannot be reached.
 //
-// It knows neither wires nor sockets: front ends call the Service interface, Config.Peers reaches other nodes, and Config.Ownership names the
-// node that decides for a partition. plan.go describes the path of one check.
+// It knows neither wires nor sockets: front ends call the Service interface, Config.Peers reaches other nodes, and
+// Config.Ownership names the node that decides for a partition. plan.go describes the path of one check.
 //
-// What it does not promise: that counters outlive their owner (the Ownership moves and copies them, through Data), or that
-// several keys of one batch are decided at one instant (each owner decides its part on its own clock).
+// What it does not promise: that counters outlive their owner (the Ownership moves and copies them, through Data), or
+// that several keys of one batch are decided at one instant (each owner decides its part on its own clock).
 package limiter
 
 import (
@@ -33,9 +33,9 @@ type Ownership interface {
 	Route(partition int) *ownership.Route
 	// Await waits until the partition has another route than old, or ctx is done, and returns the present one.
 	Await(ctx context.Context, partition int, old *ownership.Route) *ownership.Route
-	// AwaitProgress waits until an answer with this store.Answer.Ticket may be given. ok is false when it may not be, for ctx
-	// was done before; degraded says that it is given although no copy has what it admits, which is not done to strict ones
-	// unless it is on record that there is no copy.
+	// AwaitProgress waits until an answer with this store.Answer.Ticket may be given. ok is false when it may not be,
+	// for ctx was done before; degraded says that it is given although no copy has what it admits, which is not done to
+	// strict ones unless it is on record that there is no copy.
 	AwaitProgress(ctx context.Context, partition int, ticket uint64, strict bool) (degraded, ok bool)
 }
 
@@ -60,8 +60,8 @@ const (
 // DefaultTimeout bounds how long a check may take when neither the caller nor Config says otherwise.
 const DefaultTimeout = time.Second
 
-// MaxHops bounds the nodes that an operation passes: the one that was asked, one that it is forwarded to, and one that this hands
-// it on to.
+// MaxHops bounds the nodes that an operation passes: the one that was asked, one that it is forwarded to, and one that
+// this hands it on to.
 const MaxHops = 3
 
 // Config is what a Limiter needs. The zero value is a node alone, without policies and without bounds.
@@ -69,45 +69,49 @@ type Config struct {
 	Store     *store.Store // from NewStore; nil: one without bounds
 	Ownership Ownership    // nil: this node decides for everything, from the start
 	Peers     Peers        // only used for holders other than this node
-	// Self is this process, under whose name it borrows units of keys that others hold; without a Boot, or without Peers, it borrows none.
-	// Member returns the member that a boot is of, which can be asked for what it has borrowed. Nil: none.
+	// Self is this process, under whose name it borrows units of keys that others hold; without a Boot, or without
+	// Peers, it borrows none. Member returns the member that a boot is of, which can be asked for what it has borrowed.
+	// Nil: none.
 	Self          ownership.Node
 	Member        func(boot uint64) (node ownership.Node, ok bool)
 	Policies      *policy.Set // nil: none
 	UnknownPolicy Unknown     // zero: UnknownError
 	NoInline      bool        // refuse limits sent along with a request
 	Disk          bool        // Store's partitions are followed by a disk, for policies with Persist
-	// InlineMaxWindow is the longest window of a limit sent along, and the longest time that a bucket may take to come back; 0: no
-	// bound. InlineMaxKeys and InlineMaxMemory bound the keys of each namespace, and the bytes of their states; 0: no bound.
+	// InlineMaxWindow is the longest window of a limit sent along, and the longest time that a bucket may take to come
+	// back; 0: no bound. InlineMaxKeys and InlineMaxMemory bound the keys of each namespace, and the bytes of their
+	// states; 0: no bound.
 	InlineMaxWindow                time.Duration
 	InlineMaxKeys, InlineMaxMemory int64
 	Timeout                        time.Duration // longest time for a call; 0 stands for DefaultTimeout
 	HashKey                        ring.HashKey  // places keys; the same on every node
-	// MaxInFlight bounds the operations of all callers and peers that wait here, for other nodes or for copies; 0 stands for
-	// DefaultMaxInFlight. Beyond it they are answered by on_error at once. Of named callers none
-	// has all of them: see internal/fairshare.
+	// MaxInFlight bounds the operations of all callers and peers that wait here, for other nodes or for copies; 0
+	// stands for DefaultMaxInFlight. Beyond it they are answered by on_error at once. Of named callers none has all of
+	// them: see internal/fairshare.
 	MaxInFlight int
 	Logger      *slog.Logger // nil: none
 	// Clock is read once for each batch and owner. Nil stands for ProcessClock().
 	Clock func() algo.Instant
-	// BootClock is the clock of leases and loans, which goes on while the machine is suspended. Nil stands for the Mono of Clock.
+	// BootClock is the clock of leases and loans, which goes on while the machine is suspended. Nil stands for the Mono
+	// of Clock.
 	BootClock func() int64
-	// Random draws the sample of checks by which keys are found that are worth a loan. It is called by several goroutines at a time. Nil:
-	// rand.Uint32.
+	// Random draws the sample of checks by which keys are found that are worth a loan. It is called by several
+	// goroutines at a time. Nil: rand.Uint32.
 	Random func() uint32
 	// Tracer, when not nil, makes spans of what is done for callers whose calls are traced.
 	Tracer Tracer
 	// Recorder, when not nil, is told of a sample of the decisions.
 	Recorder Recorder
-	// Panicked is called with each panic, which was recovered, of what is done behind answers: atomic checks settled, loans reported and called
-	// back. Nil: such a panic is not recovered.
+	// Panicked is called with each panic, which was recovered, of what is done behind answers: atomic checks settled,
+	// loans reported and called back. Nil: such a panic is not recovered.
 	Panicked func(*panics.Error)
-	// Members returns how many nodes the cluster has, for on_error: share, under which each admits its part of a limit. Nil: one.
+	// Members returns how many nodes the cluster has, for on_error: share, under which each admits its part of a limit.
+	// Nil: one.
 	Members func() int
 }
 
-// Limiter is a node's service. Its methods are safe for concurrent use. Close ends its two lasting goroutines: one sweeps
-// idle states and brings live ones under changed policies, the other reports what this node has on loan.
+// Limiter is a node's service. Its methods are safe for concurrent use. Close ends its two lasting goroutines: one
+// sweeps idle states and brings live ones under changed policies, the other reports what this node has on loan.
 type Limiter struct {
 	cfg   Config
 	store *store.Store
@@ -193,8 +197,8 @@ func New(cfg Config) *Limiter {
 	return l
 }
 
-// Close stops the Limiter's goroutines and waits for them, and for the settling of atomic checks that were answered. Calls
-// in flight are not interrupted.
+// Close stops the Limiter's goroutines and waits for them, and for the settling of atomic checks that were answered.
+// Calls in flight are not interrupted.
 func (l *Limiter) Close() {
 	l.closing.Do(func() { close(l.quit) })
 	<-l.done
@@ -203,7 +207,8 @@ func (l *Limiter) Close() {
 }
 
 // SetPolicies puts a new set of policies into force for every check that starts afterwards. Live states are brought
-// under it in the background, within about a second for some millions of them, and each at its next check at the latest.
+// under it in the background, within about a second for some millions of them, and each at its next check at the
+// latest.
 func (l *Limiter) SetPolicies(set *policy.Set) {
 	l.table.Store(l.compile(set))
 	l.estimates.Keep(func(name string) bool {
@@ -219,8 +224,8 @@ func (l *Limiter) Policies() *policy.Set { return l.table.Load().set }
 // Store returns the size of this node's store.
 func (l *Limiter) Store() store.Stats { return l.store.Stats() }
 
-// Shares returns what the policies, the namespaces of inline limits and the callers have in this node's store, each in order of
-// bytes, the largest first; see store.Store.Shares.
+// Shares returns what the policies, the namespaces of inline limits and the callers have in this node's store, each in
+// order of bytes, the largest first; see store.Store.Shares.
 func (l *Limiter) Shares() (policies, namespaces, callers []store.Share) { return l.store.Shares() }
 
 const (
@@ -260,7 +265,8 @@ func (l *Limiter) tend() {
 	}
 }
 
-// largest are the names of the policy, the namespace and the caller with most bytes in the store, as attributes of a log line.
+// largest are the names of the policy, the namespace and the caller with most bytes in the store, as attributes of a
+// log line.
 func (l *Limiter) largest() (attrs []any) {
 	policies, namespaces, callers := l.store.Shares()
 	for _, one := range []struct {
@@ -285,12 +291,14 @@ func (*alone) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bo
 	return true, true
 }
 
-// alonePartitions is the number of partitions of a Limiter that has no others to share them with. They are only what locks and
-// tables go by then, and fewer and larger tables are less to wait for in memory and less for the garbage collector to look at.
+// alonePartitions is the number of partitions of a Limiter that has no others to share them with. They are only what
+// locks and tables go by then, and fewer and larger tables are less to wait for in memory and less for the garbage
+// collector to look at.
 const alonePartitions = 512
 
-// NewStore returns a store for a Limiter, with the bounds of cfg and with Partitions, Shut and ShareOf as a Limiter needs them. A Limiter
-// that is to be alone, without Ownership, has fewer partitions, within the bounds that all of them have together elsewhere.
+// NewStore returns a store for a Limiter, with the bounds of cfg and with Partitions, Shut and ShareOf as a Limiter
+// needs them. A Limiter that is to be alone, without Ownership, has fewer partitions, within the bounds that all of
+// them have together elsewhere.
 func NewStore(cfg store.Config, alone bool) *store.Store {
 	cfg.Partitions, cfg.Shut, cfg.ShareOf = ring.Partitions, !alone, limit.ShareOf
 	if !alone {
@@ -315,8 +323,9 @@ func (l *Limiter) partition(hash uint64) int {
 // wallEvery is how long the distance of the wall clock from the monotonic one is taken not to have changed.
 const wallEvery = 10 * time.Millisecond
 
-// ProcessClock returns a clock that counts monotonic nanoseconds from now on. Its wall time notices within 10 ms that the
-// system's has been set: to read both each time would take twice as long, and only windows of the calendar look at it.
+// ProcessClock returns a clock that counts monotonic nanoseconds from now on. Its wall time notices within 10 ms that
+// the system's has been set: to read both each time would take twice as long, and only windows of the calendar look at
+// it.
 func ProcessClock() func() algo.Instant {
 	start := time.Now()
 	var ahead, until atomic.Int64 // of the wall clock, good until that Mono

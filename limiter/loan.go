@@ -15,20 +15,21 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file is the lender's side of loans: this node lends units of keys that it decides for to borrowers, which are clients (OpenBorrower),
-// other nodes and, by quota.go, proxies. borrow.go is the borrower's side. The rules of what is lent are in algo.Loans, the loans themselves in the
-// store. The path of a check whose key is on loan:
+// This file is the lender's side of loans: this node lends units of keys that it decides for to borrowers, which are
+// clients (OpenBorrower), other nodes and, by quota.go, proxies. borrow.go is the borrower's side. The rules of what is
+// lent are in algo.Loans, the loans themselves in the store. The path of a check whose key is on loan:
 //
 //	decide       refuses the check and sets Outcome.onLoan, because the units on loan would let it pass (decide.go)
 //	callBack     begins a round for the key, or finds the one in progress, and asks each borrower for what it has left
 //	lend         takes in the borrowers' reports; heard ends the round when all that were asked have answered
 //	awaitRecalls waits for the round, recallMost at most, and has the check decided again
 //
-// A round is one recall of a key: all checks that need its units wait for the same round. A borrower that does not answer in a round is silent:
-// later rounds do not wait for it for silentFor, the longest term of a loan.
+// A round is one recall of a key: all checks that need its units wait for the same round. A borrower that does not
+// answer in a round is silent: later rounds do not wait for it for silentFor, the longest term of a loan.
 //
-// While a round is in progress, and until the checks that waited for it are decided, lend grants nothing of the key: what comes back is for them.
-// No answer that grants units, or a longer term, is sent before the copy has the loan (LoanCall.without), where the policy's durability asks for that.
+// While a round is in progress, and until the checks that waited for it are decided, lend grants nothing of the key:
+// what comes back is for them. No answer that grants units, or a longer term, is sent before the copy has the loan
+// (LoanCall.without), where the policy's durability asks for that.
 
 const (
 	// recallMost is how long a check waits for units that are recalled.
@@ -37,14 +38,16 @@ const (
 	lendMost = 200 * time.Millisecond
 	// silentFor is how long rounds do not wait for a borrower that has not answered one.
 	silentFor = algo.LoanTerm
-	// How long a borrower should not ask again: lendAgain where there is no room for a loan, returnAgain where other borrowers have units that
-	// are recalled when the rest is used up, recallAgain during a recall, and neverAgain where nothing is lent.
+	// How long a borrower should not ask again: lendAgain where there is no room for a loan, returnAgain where other
+	// borrowers have units that are recalled when the rest is used up, recallAgain during a recall, and neverAgain
+	// where nothing is lent.
 	lendAgain   = 250 * time.Millisecond
 	returnAgain = 20 * time.Millisecond
 	recallAgain = 5 * time.Millisecond
 	neverAgain  = 10 * time.Second
-	// maxReported bounds how many checks one report of a loan adds to the counts of decisions and to the busiest keys. A borrower admits fewer
-	// between two reports, but the number is the borrower's claim alone, and a limit sent along may be huge.
+	// maxReported bounds how many checks one report of a loan adds to the counts of decisions and to the busiest keys.
+	// A borrower admits fewer between two reports, but the number is the borrower's claim alone, and a limit sent along
+	// may be huge.
 	maxReported = 1 << 20
 )
 
@@ -54,8 +57,8 @@ type loans struct {
 	borrowers map[uint64]map[*borrower]struct{} // by the borrower's id
 	rounds    map[state]*round
 	deciding  map[state]int // checks that wait for a round, or have waited and are not decided yet
-	// silent has, by borrower and number of the loan, the Mono instant up to which rounds do not wait for the borrower. OpenBorrower ends it
-	// earlier.
+	// silent has, by borrower and number of the loan, the Mono instant up to which rounds do not wait for the borrower.
+	// OpenBorrower ends it earlier.
 	silent map[uint64]map[uint64]int64
 	sweep  int64 // the Mono instant from which on giveUp removes the entries of silent that are over
 
@@ -117,9 +120,10 @@ func (ls *loans) ask(r *round, b *borrower, loan *algo.Loan) {
 	b.recall(limit.Recall{Number: loan.ID.Number, Granted: loan.Granted})
 }
 
-// Lend implements limit.Lender. A report of a loan whose key another node holds is forwarded to that node, and is granted nothing. The
-// borrower may not be able to reach the holder yet, since clients connect to it only when it is ready; without the forwarded report its loan
-// would end meanwhile, and its units be charged. Where there is no loan yet, the answer is Unheard, and names the holder.
+// Lend implements limit.Lender. A report of a loan whose key another node holds is forwarded to that node, and is
+// granted nothing. The borrower may not be able to reach the holder yet, since clients connect to it only when it is
+// ready; without the forwarded report its loan would end meanwhile, and its units be charged. Where there is no loan
+// yet, the answer is Unheard, and names the holder.
 func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (wait func(), err error) {
 	t, now := l.table.Load(), l.moment()
 	var waits []*Op
@@ -169,8 +173,8 @@ func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 	}, nil
 }
 
-// lend carries out an OpBorrow: it takes in a borrower's report of a loan, and lends. A forwarded report asks for nothing, and neither does this node
-// as the borrower of a partition that has moved to it.
+// lend carries out an OpBorrow: it takes in a borrower's report of a loan, and lends. A forwarded report asks for
+// nothing, and neither does this node as the borrower of a partition that has moved to it.
 func (l *Limiter) lend(op *Op, now *moment) {
 	b, r, key := &op.Loan.Report, op.rule, op.state()
 	a := &op.Loan.Lent
@@ -215,7 +219,8 @@ func (l *Limiter) lend(op *Op, now *moment) {
 	a.Granted, a.Ended = lent.Granted, lent.Ended
 }
 
-// granted is the answer to a borrower that has been granted units: the loan, and what the borrower tells its callers of the key's limits.
+// granted is the answer to a borrower that has been granted units: the loan, and what the borrower tells its callers of
+// the key's limits.
 func (r *rule) granted(lent *store.Lent) limit.Lent {
 	a := limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Term: lent.Term}
 	tightest := &r.Limits[lent.Decision.Tightest]
@@ -238,8 +243,8 @@ func (l *Limiter) countSpent(r *rule, key string, lent *store.Lent) {
 	l.sample.spent(&r.Rule, key, checks, &lent.Decision)
 }
 
-// warnAt is how many units of a.Limit are in use when a decision from the loan is near any of its limits. A unit that the borrower spends counts
-// under all of them.
+// warnAt is how many units of a.Limit are in use when a decision from the loan is near any of its limits. A unit that
+// the borrower spends counts under all of them.
 func warnAt(millionths int64, a *limit.Lent) int64 {
 	if millionths == 0 || a.Limit <= 0 {
 		return 0
@@ -260,7 +265,8 @@ func (ls *loans) recalling(of state) bool {
 	return ls.rounds[of] != nil || ls.deciding[of] > 0
 }
 
-// wait counts the checks of a key that wait for rounds: it adds 1 when a check begins to wait, and -1 when it has been decided.
+// wait counts the checks of a key that wait for rounds: it adds 1 when a check begins to wait, and -1 when it has been
+// decided.
 func (ls *loans) wait(of state, n int) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -269,8 +275,8 @@ func (ls *loans) wait(of state, n int) {
 	}
 }
 
-// heard notes that a borrower has reported, and ends the round of the key if all borrowers that were asked have answered. returned says that
-// nothing is left of the loan, which is the answer to a recall.
+// heard notes that a borrower has reported, and ends the round of the key if all borrowers that were asked have
+// answered. returned says that nothing is left of the loan, which is the answer to a recall.
 func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -285,8 +291,9 @@ func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	}
 }
 
-// callBack begins a round for an operation's key, or returns the one in progress. It asks the borrowers for what they have left; OpenBorrower asks
-// those that cannot be asked now, as after a move or while a client reconnects. It returns nil when there is no borrower to wait for.
+// callBack begins a round for an operation's key, or returns the one in progress. It asks the borrowers for what they
+// have left; OpenBorrower asks those that cannot be asked now, as after a move or while a client reconnects. It returns
+// nil when there is no borrower to wait for.
 func (l *Limiter) callBack(op *Op, of state) *round {
 	now := l.clock()
 	lent, err := l.store.Recall(op.storeKey(), of.scope, now)
@@ -301,8 +308,8 @@ func (l *Limiter) callBack(op *Op, of state) *round {
 	return r
 }
 
-// openRound begins a round, if there is none, and asks the borrowers that are not nodes. It returns the nodes that the caller must ask, with
-// their loans.
+// openRound begins a round, if there is none, and asks the borrowers that are not nodes. It returns the nodes that the
+// caller must ask, with their loans.
 func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r *round, nodes map[ownership.Node][]algo.Loan) {
 	all := &l.loans
 	all.mu.Lock()
@@ -386,9 +393,10 @@ func (ls *loans) end(of state, r *round) {
 	close(r.done)
 }
 
-// awaitRecalls decides operations once more whose Outcome is onLoan: checks that were refused for want of units on loan, and operations that give
-// units back. It does so when the borrowers have returned what they have left, or after recallMost: the operations are final then. While there is
-// time they are not: another node may have lent the units again, and then they are recalled once more.
+// awaitRecalls decides operations once more whose Outcome is onLoan: checks that were refused for want of units on
+// loan, and operations that give units back. It does so when the borrowers have returned what they have left, or after
+// recallMost: the operations are final then. While there is time they are not: another node may have lent the units
+// again, and then they are recalled once more.
 func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 	var late *time.Timer
 	var kept []state // keys of which nothing is lent until all are decided

@@ -104,7 +104,8 @@ func TestRecallBeforeRefusal(t *testing.T) {
 	expect.Equal(t, l.Loans().Streams, 0)
 }
 
-// TestRecallBeforeCharge: a charge, and the excess of a commit, say that there was no room only after what is on loan has been asked for.
+// TestRecallBeforeCharge: a charge, and the excess of a commit, say that there was no room only after what is on loan
+// has been asked for.
 func TestRecallBeforeCharge(t *testing.T) {
 	for _, what := range []string{"charge", "commit"} {
 		l := lender(t)
@@ -131,7 +132,8 @@ func TestRecallBeforeCharge(t *testing.T) {
 	}
 }
 
-// TestLentAfterRecall: of what comes back those who wait for it are the first to have some, and the rest is lent again as long as that is worth it.
+// TestLentAfterRecall: of what comes back those who wait for it are the first to have some, and the rest is lent again
+// as long as that is worth it.
 func TestLentAfterRecall(t *testing.T) {
 	l := started(t, Config{Policies: policies(t, "policies: [{name: p, algorithm: sliding_log, limit: 10000, window: 1h}]")})
 	target := onPolicy("p", "k")
@@ -205,7 +207,8 @@ func TestSilentBorrower(t *testing.T) {
 	expect.True(t, !d.Allowed && !d.RetryAfterEstimated, "nothing is on loan: %+v", d)
 }
 
-// TestAlwaysBesideLoans: a charge that asks for no room is made once, whatever is on loan, also where it would have been admitted without the loans.
+// TestAlwaysBesideLoans: a charge that asks for no room is made once, whatever is on loan, also where it would have
+// been admitted without the loans.
 func TestAlwaysBesideLoans(t *testing.T) {
 	for _, test := range []struct{ before, cost, left int64 }{{0, 90, 10}, {80, 5, 15}, {90, 5, 5}} {
 		l := lender(t)
@@ -235,7 +238,8 @@ func TestPartialBesideSilentBorrower(t *testing.T) {
 	}
 }
 
-// TestReportWithoutRoom: where there is no room for the key of a loan, nothing of what is reported is confirmed, so that it is reported again.
+// TestReportWithoutRoom: where there is no room for the key of a loan, nothing of what is reported is confirmed, so
+// that it is reported again.
 func TestReportWithoutRoom(t *testing.T) {
 	l := started(t, Config{Policies: policies(t, loanPolicies), Store: NewStore(store.Config{MaxKeys: 1}, true)})
 	check(t, l, "kept", 1)
@@ -244,7 +248,8 @@ func TestReportWithoutRoom(t *testing.T) {
 	expect.True(t, a.Granted == 16 && a.Spent == 4 && !a.Ended && a.Term == 0 && a.Again > 0, "%+v", a)
 }
 
-// TestGivingBackRecalls: what a borrower has spent and not reported is there to be refunded, and a reset leaves nothing of it.
+// TestGivingBackRecalls: what a borrower has spent and not reported is there to be refunded, and a reset leaves nothing
+// of it.
 func TestGivingBackRecalls(t *testing.T) {
 	l := lender(t)
 	target := onPolicy("p", "k")
@@ -293,7 +298,8 @@ func TestWhatIsNotLent(t *testing.T) {
 	}
 }
 
-// TestLoanDecisionsAreCounted: what a borrower admits is counted where it is reported, once, unless the borrower has counted it.
+// TestLoanDecisionsAreCounted: what a borrower admits is counted where it is reported, once, unless the borrower has
+// counted it.
 func TestLoanDecisionsAreCounted(t *testing.T) {
 	l := lender(t)
 	counted := func() (n uint64) {
@@ -322,7 +328,8 @@ func TestLoanDecisionsAreCounted(t *testing.T) {
 	}
 }
 
-// TestPanicDuringARecall: after a panic in a check that has units on loan called back, or waits for them, its key is lent again.
+// TestPanicDuringARecall: after a panic in a check that has units on loan called back, or waits for them, its key is
+// lent again.
 func TestPanicDuringARecall(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -387,8 +394,8 @@ func TestQuotaIsNotRecalled(t *testing.T) {
 	})
 }
 
-// TestBorrowerComesToARecall: a check waits for a borrower that there is no way to ask when units are called back, once: the borrower may be
-// about to open one. It is asked then, also when it was not waited for any longer.
+// TestBorrowerComesToARecall: a check waits for a borrower that there is no way to ask when units are called back,
+// once: the borrower may be about to open one. It is asked then, also when it was not waited for any longer.
 func TestBorrowerComesToARecall(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		withLender(t, func(t *testing.T, l *Limiter) {
@@ -445,8 +452,8 @@ func TestReportDuringARecall(t *testing.T) {
 	})
 }
 
-// TestSilentBorrowerIsHeard: a borrower that has not answered is asked again as soon as it has reported; and those who have waited for it in one
-// round take it for silent once.
+// TestSilentBorrowerIsHeard: a borrower that has not answered is asked again as soon as it has reported; and those who
+// have waited for it in one round take it for silent once.
 func TestSilentBorrowerIsHeard(t *testing.T) {
 	withLender(t, func(t *testing.T, l *Limiter) {
 		b := limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
@@ -485,8 +492,8 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 	})
 }
 
-// TestAskedNext: what is still on loan after a round, of a borrower that can be asked by then, is asked for before anything is refused, and is not
-// once the time for that is over.
+// TestAskedNext: what is still on loan after a round, of a borrower that can be asked by then, is asked for before
+// anything is refused, and is not once the time for that is over.
 func TestAskedNext(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		withLender(t, func(t *testing.T, l *Limiter) {
@@ -517,7 +524,8 @@ func TestAskedNext(t *testing.T) {
 	}
 }
 
-// TestHastyCallerDuringARecall: who has less time than a recall takes does not end it for others, nor is the borrower taken for silent.
+// TestHastyCallerDuringARecall: who has less time than a recall takes does not end it for others, nor is the borrower
+// taken for silent.
 func TestHastyCallerDuringARecall(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		withLender(t, func(t *testing.T, l *Limiter) {
@@ -557,7 +565,8 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 	})
 }
 
-// TestAskedAnew: a check that has waited for a recall, and found its partition gone meanwhile, has units called back once it is decided after all.
+// TestAskedAnew: a check that has waited for a recall, and found its partition gone meanwhile, has units called back
+// once it is decided after all.
 func TestAskedAnew(t *testing.T) {
 	withLender(t, func(t *testing.T, l *Limiter) {
 		partition := l.partition(l.table.Load().by["p"].hash.Hash("k"))
@@ -584,8 +593,8 @@ func TestAskedAnew(t *testing.T) {
 	})
 }
 
-// TestALaterRecallHasItsTime: a round that begins late in one caller's time, as another one has ended first, goes on when that time is over: others
-// wait for it, and who was not asked yet comes in time for them.
+// TestALaterRecallHasItsTime: a round that begins late in one caller's time, as another one has ended first, goes on
+// when that time is over: others wait for it, and who was not asked yet comes in time for them.
 func TestALaterRecallHasItsTime(t *testing.T) {
 	withLender(t, func(t *testing.T, l *Limiter) {
 		report := func(borrower uint64, totals algo.Totals, want int64) {
@@ -618,8 +627,8 @@ func TestALaterRecallHasItsTime(t *testing.T) {
 	})
 }
 
-// TestSilentBorrowersAreSweptOnce: rounds that nobody answers look at those before them once in silentFor, not each at all others, and what is
-// over is removed then.
+// TestSilentBorrowersAreSweptOnce: rounds that nobody answers look at those before them once in silentFor, not each at
+// all others, and what is over is removed then.
 func TestSilentBorrowersAreSweptOnce(t *testing.T) {
 	var all loans
 	all.start()

@@ -12,8 +12,9 @@ import (
 
 // This file has the operation: what a Limiter carries out, here or on another node, and what came of it.
 //
-// An operation of an ordinary check takes two cache lines (128 bytes), so that batches of a thousand need no other form. It points to the
-// check and to the place of the decision, which belong to its caller. What only other kinds need is in an Extra.
+// An operation of an ordinary check takes two cache lines (128 bytes), so that batches of a thousand need no other
+// form. It points to the check and to the place of the decision, which belong to its caller. What only other kinds need
+// is in an Extra.
 
 // OpKind is what an operation does.
 type OpKind uint8
@@ -39,9 +40,9 @@ type ReservationID = store.ReservationID
 
 // Op is one operation on its way to the node that decides, and its Outcome once it has been there.
 type Op struct {
-	// Check has the Target, always; Cost for check, acquire, reserve, extend, refund and settle (what it keeps); Partial for check; Always for
-	// check, and for reserve as part of an atomic check; Bounded for check with Always, and for settle, see limit.Commit; RequestID for check,
-	// acquire, reserve, extend and refund.
+	// Check has the Target, always; Cost for check, acquire, reserve, extend, refund and settle (what it keeps);
+	// Partial for check; Always for check, and for reserve as part of an atomic check; Bounded for check with Always,
+	// and for settle, see limit.Commit; RequestID for check, acquire, reserve, extend and refund.
 	*limit.Check
 	// Decision is where the answer to check, acquire, reserve and extend is written. Nil: the Limiter allocates one.
 	Decision *limit.Decision
@@ -57,7 +58,8 @@ type Op struct {
 	owed      bool  // it tells of units that are charged already, and is carried out however many operations wait
 
 	Outcome Outcome
-	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not traced.
+	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not
+	// traced.
 	Trace string
 }
 
@@ -65,8 +67,9 @@ type Op struct {
 type Extra struct {
 	LeaseID string        // renew, release
 	TTL     time.Duration // acquire, renew, reserve, extend
-	// Reservation is the id that a reserve charges under, that extend adds to, and that settle ends. The node that was asked chooses it, so
-	// that it can settle a reservation whose answer it never got. Zero, of reserve: the charge is never settled.
+	// Reservation is the id that a reserve charges under, that extend adds to, and that settle ends. The node that was
+	// asked chooses it, so that it can settle a reservation whose answer it never got. Zero, of reserve: the charge is
+	// never settled.
 	Reservation ReservationID
 	Atomic      bool     // reserve: part of an atomic check
 	Exact       bool     // settle: to keep more than was reserved is an error
@@ -92,8 +95,8 @@ type Outcome struct {
 	// The receiver does not decide for the partition; the route names the node that does, as far as it knows.
 	NotHolder *ownership.Route
 
-	// Lease is, of what was decided under a strict policy, how long it may be used from the moment it was asked for: when
-	// the decider's lease runs out another node may decide, and know nothing of this. 0: without end.
+	// Lease is, of what was decided under a strict policy, how long it may be used from the moment it was asked for:
+	// when the decider's lease runs out another node may decide, and know nothing of this. 0: without end.
 	Lease time.Duration
 
 	until  int64  // the end of Lease as an instant of this node's boot clock; 0: without end
@@ -141,8 +144,8 @@ func (op *Op) forget() {
 	}
 }
 
-// requestID is a check's request id as it is remembered: each caller has ids of its own, so that no caller is answered with what
-// another one holds. The first byte is the length of the caller's name.
+// requestID is a check's request id as it is remembered: each caller has ids of its own, so that no caller is answered
+// with what another one holds. The first byte is the length of the caller's name.
 func requestID(c *limit.Check) string {
 	if c.RequestID == "" {
 		return ""
@@ -160,8 +163,8 @@ func (op *Op) givesBack() bool {
 	return op.Kind == OpRefund || op.Kind == OpReset || op.Kind == OpSettle || op.Kind == OpCheck && op.Cost < 0
 }
 
-// stands says that this node has refused an operation by a ban that it began, and waits only for a copy to know of the ban: on_error
-// must not admit it.
+// stands says that this node has refused an operation by a ban that it began, and waits only for a copy to know of the
+// ban: on_error must not admit it.
 func (op *Op) stands() bool {
 	return op.Outcome.ticket != 0 && op.asks() && !op.Always && op.Decision.Banned
 }
@@ -171,8 +174,8 @@ func (out *Outcome) pending() bool {
 	return out.ticket != 0 || out.NotHolder != nil || out.ungranted || out.onLoan
 }
 
-// state names what an operation is about: the scope, which is a policy's name or of a limit sent along, and the key. Hashes
-// may be equal where these are not.
+// state names what an operation is about: the scope, which is a policy's name or of a limit sent along, and the key.
+// Hashes may be equal where these are not.
 type state struct{ scope, key string }
 
 func (op *Op) state() state { return state{op.scope(), op.Key} }

@@ -16,8 +16,8 @@ type prepared struct {
 	none    bool   // Check never answers
 }
 
-// Prepare returns the handle to a target: see limit.Preparer. It is nil for what is no policy and no limit of this node, for
-// what takes other nodes to decide, and for calls that may be traced.
+// Prepare returns the handle to a target: see limit.Preparer. It is nil for what is no policy and no limit of this
+// node, for what takes other nodes to decide, and for calls that may be traced.
 func (l *Limiter) Prepare(t *limit.Target, last limit.Prepared) limit.Prepared {
 	before, _ := last.(*prepared)
 	if p := l.prepareTarget(t, before); p != nil {
@@ -84,9 +84,9 @@ func (s *prepared) Check(ctx context.Context, key string, cost int64) (b limit.B
 	return b, true
 }
 
-// Count implements limit.Prepared. It is apart from Check so that the caller can write the answer down first: the addition
-// waits until that is in the cache, from where it is read sooner than out of the processor's queue of writes (measured: 5 ns
-// of 115).
+// Count implements limit.Prepared. It is apart from Check so that the caller can write the answer down first: the
+// addition waits until that is in the cache, from where it is read sooner than out of the processor's queue of writes
+// (measured: 5 ns of 115).
 func (s *prepared) Count(b limit.Brief, cost int64) {
 	s.rule.stats.saw(b.Limit, b.Remaining)
 	if cost > 0 {

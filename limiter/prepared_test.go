@@ -15,7 +15,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// A prepared handle answers and counts as CheckTo does, whatever it is asked; and says nothing, and has done nothing, where it does not.
+// A prepared handle answers and counts as CheckTo does, whatever it is asked; and says nothing, and has done nothing,
+// where it does not.
 func TestPrepared(t *testing.T) {
 	const before = `policies:
   - {name: bucket, algorithm: token_bucket, limit: 5, capacity: 7, window: 1s}

@@ -8,9 +8,10 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file lends to borrowers that report rarely and cannot be asked to return units, such as Envoys (algo.Quota; gateway/envoyquota is the
-// borrower's side). Quota makes an OpQuota of each request and runs them like other operations, so that each is forwarded to the holder of its key;
-// quota carries one out there. A quota has a fixed end, and a key's holder never recalls it (openRound).
+// This file lends to borrowers that report rarely and cannot be asked to return units, such as Envoys (algo.Quota;
+// gateway/envoyquota is the borrower's side). Quota makes an OpQuota of each request and runs them like other
+// operations, so that each is forwarded to the holder of its key; quota carries one out there. A quota has a fixed end,
+// and a key's holder never recalls it (openRound).
 
 // QuotaOp has the fields of an OpQuota that other operations do not have.
 type QuotaOp struct {

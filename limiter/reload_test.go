@@ -11,8 +11,8 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 )
 
-// TestReloadFailsNothing has three nodes take in another policy file every few milliseconds, one after the other, while checks go
-// through all of them: whatever a check meets, it is decided by its owner and never answered by on_error.
+// TestReloadFailsNothing has three nodes take in another policy file every few milliseconds, one after the other, while
+// checks go through all of them: whatever a check meets, it is decided by its owner and never answered by on_error.
 func TestReloadFailsNothing(t *testing.T) {
 	const log = "algorithm: sliding_log, on_error: closed, "
 	files := []string{

@@ -10,10 +10,10 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file has the operations on costs that are known late: Charge, Reserve, Extend, Commit, Cancel and their lists. Each becomes an Op that takes
-// the path of plan.go; settle carries out a commit or cancel on the node that decides for the key. A reservation of several keys (ReserveAll) is an
-// atomic check whose reservations, all under one id, are left to the caller. Prices and estimates are those of the node that was asked: the
-// node that decides sees units alone.
+// This file has the operations on costs that are known late: Charge, Reserve, Extend, Commit, Cancel and their lists.
+// Each becomes an Op that takes the path of plan.go; settle carries out a commit or cancel on the node that decides for
+// the key. A reservation of several keys (ReserveAll) is an atomic check whose reservations, all under one id, are left
+// to the caller. Prices and estimates are those of the node that was asked: the node that decides sees units alone.
 
 // Charge implements Service.
 func (l *Limiter) Charge(ctx context.Context, c limit.Charge) (limit.Decision, error) {
@@ -145,8 +145,8 @@ func (l *Limiter) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Re
 	return results, err
 }
 
-// each carries out n operations, each by itself. opOf returns the i-th operation, and what is wrong with it; each calls done with every
-// operation and its error.
+// each carries out n operations, each by itself. opOf returns the i-th operation, and what is wrong with it; each calls
+// done with every operation and its error.
 func (l *Limiter) each(ctx context.Context, n int, opOf func(int) (*Op, *limit.Error), done func(int, *Op, error)) error {
 	if err := l.expired(ctx, n); err != nil {
 		return err
@@ -270,8 +270,9 @@ func validClass(class string) *limit.Error {
 	return nil
 }
 
-// estimate returns how many units to reserve for work whose caller gives no cost: the policy's estimate, or what this node has learned from
-// commits, but no more than the key's limits ever admit. Without an estimate in the policy it returns otherwise.
+// estimate returns how many units to reserve for work whose caller gives no cost: the policy's estimate, or what this
+// node has learned from commits, but no more than the key's limits ever admit. Without an estimate in the policy it
+// returns otherwise.
 func (l *Limiter) estimate(t *limit.Target, class string, otherwise int64) int64 {
 	e := l.table.Load().by[t.Policy]
 	if t.Policy == "" || e == nil || e.Estimate == 0 {
@@ -296,7 +297,8 @@ func (l *Limiter) learn(t *limit.Target, class string, cost int64) {
 	}
 }
 
-// reserved reports whether at least one of the operations has made a reservation. One for a key without a limit makes none.
+// reserved reports whether at least one of the operations has made a reservation. One for a key without a limit makes
+// none.
 func (a *together) reserved() bool {
 	for _, op := range a.ops {
 		if op.Decision.ReservationID != "" {

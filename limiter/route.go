@@ -9,19 +9,23 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file has operations decided that this node could not answer at once: by their holders, by this node a moment later, or by no node in
-// time. wait is for callers' operations and for those that a peer has forwarded (Op.Hops above 0). How a check is forwarded:
+// This file has operations decided that this node could not answer at once: by their holders, by this node a moment
+// later, or by no node in time. wait is for callers' operations and for those that a peer has forwarded (Op.Hops above
+// 0). How a check is forwarded:
 //
 //	takeIn   gives it a place, or turns it away (shed.go); wait then carries out what was taken in
-//	forward  groups operations by the route that each takes, asks along all routes side by side, and asks again where that charged nothing
-//	ask      has one group decided: by this node (decide.go), by another one (Config.Peers), or waits until some node can (park)
+//	forward  groups operations by the route that each takes, asks along all routes side by side, and asks again where
+//	         that charged nothing
+//	ask      has one group decided: by this node (decide.go), by another one (Config.Peers), or waits until some node
+//	         can (park)
 //
-// A node that is asked and is not the holder answers NotHolder with a hint, and has charged nothing. The node that was asked by the caller
-// then follows the hint, or asks its own view again. A forwarded operation is forwarded once more by a receiver that knows another holder
-// (MaxHops); if that one is not the holder either, the answer is NotHolder.
+// A node that is asked and is not the holder answers NotHolder with a hint, and has charged nothing. The node that was
+// asked by the caller then follows the hint, or asks its own view again. A forwarded operation is forwarded once more
+// by a receiver that knows another holder (MaxHops); if that one is not the holder either, the answer is NotHolder.
 //
-// on_error answers (unreachable) when the caller's time is over, when no answer came, or when the answer's lease has ended: the operation may
-// have been charged then, and is not sent again. Only the node that the caller has asked does so.
+// on_error answers (unreachable) when the caller's time is over, when no answer came, or when the answer's lease has
+// ended: the operation may have been charged then, and is not sent again. Only the node that the caller has asked does
+// so.
 
 // retryPause is how long a node waits before it looks again for the holder of a partition that the node it asked does
 // not take itself for: the time in which gossip brings two views together.
@@ -30,12 +34,13 @@ const retryPause = 5 * time.Millisecond
 // shutPause is the same where this node itself has just stopped being the holder, and is about to say so.
 const shutPause = 200 * time.Microsecond
 
-// grantMost is how long a check under a strict rule pauses for a grant. A node that has just been handed a partition gets
-// one within a round trip or two to the voters, and may need a new backup first; one that is cut off from them gets none,
-// and its callers had better know soon.
+// grantMost is how long a check under a strict rule pauses for a grant. A node that has just been handed a partition
+// gets one within a round trip or two to the voters, and may need a new backup first; one that is cut off from them
+// gets none, and its callers had better know soon.
 const grantMost = 200 * time.Millisecond
 
-// wait has operations carried out, elsewhere or later, that could not be at once and that were taken in. It ends with ctx.
+// wait has operations carried out, elsewhere or later, that could not be at once and that were taken in. It ends with
+// ctx.
 func (l *Limiter) wait(ctx context.Context, in *admitted) {
 	defer l.load.done(in) // of a panic, too
 	room := make([]away, len(in.ops))
@@ -45,8 +50,8 @@ func (l *Limiter) wait(ctx context.Context, in *admitted) {
 	l.forward(ctx, in.ops)
 }
 
-// deadline is the instant until which a call may wait for other nodes: early enough for an answer by on_error to reach the caller within its own
-// deadline.
+// deadline is the instant until which a call may wait for other nodes: early enough for an answer by on_error to reach
+// the caller within its own deadline.
 func (l *Limiter) deadline(ctx context.Context) time.Time {
 	now := time.Now()
 	left := l.cfg.Timeout
@@ -57,7 +62,8 @@ func (l *Limiter) deadline(ctx context.Context) time.Time {
 	return now.Add(left)
 }
 
-// forward has operations decided by their holders, those of different holders side by side, and waits where an answer has to wait.
+// forward has operations decided by their holders, those of different holders side by side, and waits where an answer
+// has to wait.
 func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 	for waited := time.Duration(0); len(ops) > 0; {
 		to := asks{most: len(ops)}
@@ -81,8 +87,9 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 	}
 }
 
-// route adds an operation to the group of the route that it takes: the route of a hint, once, otherwise this node's own. It notes the highest term
-// that was followed, so that an old hint, which leads back to where the operation has been, is not.
+// route adds an operation to the group of the route that it takes: the route of a hint, once, otherwise this node's
+// own. It notes the highest term that was followed, so that an old hint, which leads back to where the operation has
+// been, is not.
 func (l *Limiter) route(to *asks, op *Op) {
 	if op.Outcome.ticket != 0 {
 		to.waiting = append(to.waiting, op)
@@ -104,7 +111,8 @@ func (l *Limiter) route(to *asks, op *Op) {
 	}
 }
 
-// returned answers an operation of a peer by NotHolder if this node may not forward it by a route, and reports whether it has.
+// returned answers an operation of a peer by NotHolder if this node may not forward it by a route, and reports whether
+// it has.
 func (op *Op) returned(r *ownership.Route) bool {
 	last := op.Hops >= MaxHops-1 || r.Node.Name == ""
 	if op.Hops == 0 || op.Kind != OpBorrow && !(last && r.Standing == ownership.Elsewhere) {
@@ -114,8 +122,9 @@ func (op *Op) returned(r *ownership.Route) bool {
 	return true
 }
 
-// again reports whether an operation is to be asked about once more, and after which pause: nothing was done, so that charges nothing twice. waited
-// is how long all pauses were so far. Otherwise the operation has its Outcome, by on_error where no node has decided it.
+// again reports whether an operation is to be asked about once more, and after which pause: nothing was done, so that
+// charges nothing twice. waited is how long all pauses were so far. Otherwise the operation has its Outcome, by
+// on_error where no node has decided it.
 func (l *Limiter) again(ctx context.Context, op *Op, waited time.Duration) (pause time.Duration, ok bool) {
 	out := &op.Outcome
 	hint := out.NotHolder
@@ -219,12 +228,12 @@ func (l *Limiter) decideLater(op *Op, now *moment) {
 	l.decide(op, now)
 }
 
-// frozenMost is how long a check waits here at most for the end of a hand-over's last instants. Then it is sent on to the
-// receiver, which is the first to know.
+// frozenMost is how long a check waits here at most for the end of a hand-over's last instants. Then it is sent on to
+// the receiver, which is the first to know.
 const frozenMost = 50 * time.Millisecond
 
-// awaitHolder waits for another route than one under which no node decides: of a partition that is being handed over for frozenMost,
-// of one that is unclaimed as long as ctx allows.
+// awaitHolder waits for another route than one under which no node decides: of a partition that is being handed over
+// for frozenMost, of one that is unclaimed as long as ctx allows.
 func (l *Limiter) awaitHolder(ctx context.Context, partition int, r *ownership.Route) *ownership.Route {
 	if r.Standing == ownership.Frozen {
 		var cancel context.CancelFunc

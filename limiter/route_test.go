@@ -412,8 +412,8 @@ func TestNobodyIsKnown(t *testing.T) {
 	expect.True(t, err == nil && got[0].FailedOpen, "%+v, %v", got, err)
 }
 
-// TestNobodyDecides: in the last instants of a hand-over a check waits for the receiver to decide, and then asks it all the same; while
-// a partition is unclaimed it waits as long as it may.
+// TestNobodyDecides: in the last instants of a hand-over a check waits for the receiver to decide, and then asks it all
+// the same; while a partition is unclaimed it waits as long as it may.
 func TestNobodyDecides(t *testing.T) {
 	frozen := ownership.Route{Standing: ownership.Frozen, Node: ownership.Node{Name: "n1", Boot: 2}}
 	for _, test := range []struct {
@@ -448,8 +448,8 @@ func TestNobodyDecides(t *testing.T) {
 	}
 }
 
-// TestTermsOfOneHolder: what one process holds under different terms goes to it in one message, in the order in which it was
-// asked.
+// TestTermsOfOneHolder: what one process holds under different terms goes to it in one message, in the order in which
+// it was asked.
 func TestTermsOfOneHolder(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
 		termOf := func(p int) ownership.Term { return ownership.Term{Epoch: 1, N: uint64(p % 5)} }
@@ -541,7 +541,8 @@ func (m *mistaken) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 	m.prompt.Forward(ctx, to, ops)
 }
 
-// TestPanicsLeaveNothingBehind: what a call had forwarded that ended with a panic is not forwarded again with the next one.
+// TestPanicsLeaveNothingBehind: what a call had forwarded that ended with a panic is not forwarded again with the next
+// one.
 func TestPanicsLeaveNothingBehind(t *testing.T) {
 	peers := &mistaken{asked: make(map[string]int)}
 	l := started(t, Config{Ownership: newTwoOthers(), Peers: peers, Policies: policies(t, nine)})
@@ -555,7 +556,8 @@ func TestPanicsLeaveNothingBehind(t *testing.T) {
 	expect.True(t, peers.asked["panic"] == 20 && peers.asked["k"] == 20, "asked %v", peers.asked)
 }
 
-// changing is a view in which all partitions have another standing than two others', and one more once that has been waited for.
+// changing is a view in which all partitions have another standing than two others', and one more once that has been
+// waited for.
 type changing struct {
 	twoOthers
 	now, then ownership.Standing
@@ -572,8 +574,8 @@ func (c *changing) Await(_ context.Context, p int, _ *ownership.Route) *ownershi
 	return c.Route(p)
 }
 
-// TestPanicsBesideACall: a panic in a goroutine that carries out a part of a call is passed on to who called, and is not the end of the process.
-// What was taken in for the call is given back.
+// TestPanicsBesideACall: a panic in a goroutine that carries out a part of a call is passed on to who called, and is
+// not the end of the process. What was taken in for the call is given back.
 func TestPanicsBesideACall(t *testing.T) {
 	check := named("p", "panic", 1)
 	other := check

@@ -10,12 +10,13 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file gives a sample of the decisions to a Recorder, which finds the busiest keys (internal/observe). With few decisions every one is
-// recorded; with many, one in 2^shift, with the weight 2^shift, so that weights still add up to the number of decisions. record doubles the
-// spacing when a tick has had more than samplesATick records, and tick halves it when one has had less than a quarter of that.
+// This file gives a sample of the decisions to a Recorder, which finds the busiest keys (internal/observe). With few
+// decisions every one is recorded; with many, one in 2^shift, with the weight 2^shift, so that weights still add up to
+// the number of decisions. record doubles the spacing when a tick has had more than samplesATick records, and tick
+// halves it when one has had less than a quarter of that.
 
-// Recorder gets a sample of a Limiter's decisions, and of the refusals that it repeats from memory. Many goroutines call both methods
-// concurrently.
+// Recorder gets a sample of a Limiter's decisions, and of the refusals that it repeats from memory. Many goroutines
+// call both methods concurrently.
 type Recorder interface {
 	// Record notes a decision. It must not keep the texts, which may be parts of larger ones.
 	Record(s *Sample)
@@ -23,7 +24,8 @@ type Recorder interface {
 	Tick(mono int64)
 }
 
-// Sample is a decision on a check, an acquire or a reservation, peeks left out, or the checks that a borrower has admitted from a loan.
+// Sample is a decision on a check, an acquire or a reservation, peeks left out, or the checks that a borrower has
+// admitted from a loan.
 type Sample struct {
 	Scope, Key string // Scope is a policy's name, or what limit.InlineScope returns
 	Weight     int64  // how many decisions it stands for
@@ -34,9 +36,10 @@ type Sample struct {
 	Limit, Remaining int64
 }
 
-// samplesATick bounds the samples between two ticks, in the long run: 500 a second take less than one percent of a processor. (A sample takes
-// several microseconds, since it meets the lock and the sketches of the Recorder, which are no longer in the processor's cache.) samplesAtOnce
-// bounds those of a burst, so that a node with few decisions records each.
+// samplesATick bounds the samples between two ticks, in the long run: 500 a second take less than one percent of a
+// processor. (A sample takes several microseconds, since it meets the lock and the sketches of the Recorder, which are
+// no longer in the processor's cache.) samplesAtOnce bounds those of a burst, so that a node with few decisions records
+// each.
 const (
 	samplesATick  = 50
 	samplesAtOnce = 1000
@@ -61,9 +64,9 @@ func (s *sampler) start(to Recorder) {
 	}
 }
 
-// weight returns how many decisions a decision stands for if it is chosen, and 0 if it is not. n is its number among the decisions of its kind,
-// from 1 on: consecutive multiples of the golden ratio are spread evenly whatever period the callers' requests have (Weyl's equidistribution
-// theorem), and cost nanoseconds less than a random number.
+// weight returns how many decisions a decision stands for if it is chosen, and 0 if it is not. n is its number among
+// the decisions of its kind, from 1 on: consecutive multiples of the golden ratio are spread evenly whatever period the
+// callers' requests have (Weyl's equidistribution theorem), and cost nanoseconds less than a random number.
 func (s *sampler) weight(n uint64) int64 {
 	shift := s.shift.Load()
 	if n*spread>>(64-shift) != 0 {
@@ -112,8 +115,8 @@ func (s *sampler) sampled(weight int64, scope, key string, d *limit.Decision, ti
 	s.record(&of)
 }
 
-// spent records checks that a borrower has admitted from its loan, as one sample. A report of fewer checks than a sample stands for is
-// chosen in proportion to them.
+// spent records checks that a borrower has admitted from its loan, as one sample. A report of fewer checks than a
+// sample stands for is chosen in proportion to them.
 func (s *sampler) spent(rule *store.Rule, key string, checks int64, now *algo.Decision) {
 	if s.to == nil || checks <= 0 {
 		return

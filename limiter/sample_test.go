@@ -85,7 +85,8 @@ func TestRecorderHearsEachDecision(t *testing.T) {
 		c.nodes[0].check(t, named("log", key, 2))
 		heard.take()
 		c.wantMessages(0, "remembered", func() { c.nodes[0].check(t, named("log", key, 2)) })
-		// It says how full the key is as the owner's answer did: what is refused is seldom as empty as it was when it was last admitted.
+		// It says how full the key is as the owner's answer did: what is refused is seldom as empty as it was when it
+		// was last admitted.
 		want := Sample{Scope: "log", Key: key, Weight: 1, Refused: true, Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 1}
 		got := heard.take()
 		expect.True(t, len(got) == 1 && got[0] == want, "remembered: %+v, want %+v", got, want)
@@ -98,7 +99,8 @@ func acquire(t *testing.T, n *testNode, key string) {
 	expect.True(t, d.Allowed, "%v", d)
 }
 
-// However many decisions there are, few are recorded, and those stand for all; when there are few again, each is recorded.
+// However many decisions there are, few are recorded, and those stand for all; when there are few again, each is
+// recorded.
 func TestSamplerKeepsToItsBudget(t *testing.T) {
 	heard := new(tape)
 	var s sampler
@@ -180,8 +182,8 @@ func TestRecorderHearsOfLoans(t *testing.T) {
 		"%+v, want 3 of p and k", got)
 }
 
-// TestReportCountsNoMoreThanABorrowerCanAdmit: a report of a loan under a limit that its caller has chosen does not drown the busiest keys and
-// the counts of decisions by a number that nobody has admitted.
+// TestReportCountsNoMoreThanABorrowerCanAdmit: a report of a loan under a limit that its caller has chosen does not
+// drown the busiest keys and the counts of decisions by a number that nobody has admitted.
 func TestReportCountsNoMoreThanABorrowerCanAdmit(t *testing.T) {
 	heard := new(tape)
 	l := started(t, Config{Policies: policies(t, loanPolicies), Recorder: heard})

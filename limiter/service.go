@@ -6,7 +6,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// BatchService is a Service that puts answers where its caller wants them, and takes batches in two steps. A Limiter is one.
+// BatchService is a Service that puts answers where its caller wants them, and takes batches in two steps. A Limiter is
+// one.
 type BatchService interface {
 	limit.Service
 	// CheckTo is Check with the answers in results, which has a place for each of checks, whatever they held.

@@ -12,7 +12,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestInlineMaxWindow: inline limits that keep their states for longer than the node allows are errors that name the field.
+// TestInlineMaxWindow: inline limits that keep their states for longer than the node allows are errors that name the
+// field.
 func TestInlineMaxWindow(t *testing.T) {
 	const day = 24 * time.Hour
 	inBubble(t, 2, Config{InlineMaxWindow: day}, func(t *testing.T, c *testCluster) {
@@ -45,8 +46,8 @@ func TestInlineMaxWindow(t *testing.T) {
 	})
 }
 
-// TestOneCallerFillsItsOwnShare is an attack: one caller sends batches of inline limits with windows as long as any and states as
-// large as any, until it gets no room. Everybody else's limits go on, for known keys and for new ones.
+// TestOneCallerFillsItsOwnShare is an attack: one caller sends batches of inline limits with windows as long as any and
+// states as large as any, until it gets no room. Everybody else's limits go on, for known keys and for new ones.
 func TestOneCallerFillsItsOwnShare(t *testing.T) {
 	const text = `policies: [{name: login, algorithm: fixed_window, limit: 3, window: 1h}, {name: full, algorithm: fixed_window, limit: 3, window: 1h, max_keys: 20}]`
 	for name, of := range map[string]struct{ attacker, other string }{
@@ -114,7 +115,8 @@ func TestShareOf(t *testing.T) {
 	expect.True(t, share == "login" && !inline, "%v %v", share, inline)
 }
 
-// TestMaxKeysOfAPolicy: a policy's own bounds, and those of namespaces, concern nobody else, and count from when they are changed.
+// TestMaxKeysOfAPolicy: a policy's own bounds, and those of namespaces, concern nobody else, and count from when they
+// are changed.
 func TestMaxKeysOfAPolicy(t *testing.T) {
 	const text = `policies: [{name: small, algorithm: fixed_window, limit: 3, window: 1h, max_keys: %d}, {name: other, algorithm: fixed_window, limit: 3, window: 1h}]`
 	inBubble(t, 1, Config{Policies: policies(t, fmt.Sprintf(text, 20)), InlineMaxKeys: 10}, func(t *testing.T, c *testCluster) {

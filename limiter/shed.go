@@ -9,13 +9,14 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file bounds the operations that wait: for other nodes, for copies, for a partition that is moving. takeIn gives each a place before it
-// waits, and on_error answers those without one (turnAway). Operations that this node decides at once take no place, because they use nothing but
-// the processor. expired turns away calls whose deadline is over before anything is charged for them.
+// This file bounds the operations that wait: for other nodes, for copies, for a partition that is moving. takeIn gives
+// each a place before it waits, and on_error answers those without one (turnAway). Operations that this node decides at
+// once take no place, because they use nothing but the processor. expired turns away calls whose deadline is over
+// before anything is charged for them.
 
-// DefaultMaxInFlight is how many operations may wait at a node unless Config says otherwise. Measured with a peer that does not answer, an
-// operation from a batch takes 1.5 KiB, one that came alone 11 KiB with its goroutine: 75 to 550 MiB in all. A node that gets 100,000 checks a
-// second and answers them within 10 ms has a thousand waiting.
+// DefaultMaxInFlight is how many operations may wait at a node unless Config says otherwise. Measured with a peer that
+// does not answer, an operation from a batch takes 1.5 KiB, one that came alone 11 KiB with its goroutine: 75 to 550
+// MiB in all. A node that gets 100,000 checks a second and answers them within 10 ms has a thousand waiting.
 const DefaultMaxInFlight = 50_000
 
 // load counts the operations that wait, and those that were turned away.
@@ -25,8 +26,8 @@ type load struct {
 	full, late atomic.Uint64 // operations turned away: for want of a place, for their callers' deadlines
 }
 
-// take takes places for as many of n operations of a caller as there is room for. An empty name stands for several callers. The result must be
-// given back to places.
+// take takes places for as many of n operations of a caller as there is room for. An empty name stands for several
+// callers. The result must be given back to places.
 func (l *load) take(caller string, n int) fairshare.Taken {
 	taken := l.places.Take(caller, n)
 	l.full.Add(uint64(n - taken.N))
@@ -36,8 +37,8 @@ func (l *load) take(caller string, n int) fairshare.Taken {
 // LoadStats counts the operations that wait at a node, and those that were turned away.
 type LoadStats struct {
 	InFlight, MaxInFlight int64
-	// Full and Late count operations that were turned away since the start: because MaxInFlight were waiting, and because their callers'
-	// deadlines were over when the node began them.
+	// Full and Late count operations that were turned away since the start: because MaxInFlight were waiting, and
+	// because their callers' deadlines were over when the node began them.
 	Full, Late uint64
 }
 
@@ -62,9 +63,9 @@ func (l *load) done(a *admitted) {
 	}
 }
 
-// takeIn gives places to operations that have to wait, for wait, and turns the others away, as if no node could be asked. Operations of one caller are
-// beside each other, and get places together. A caller that asks all nodes at once is held to its share of a node's places here as well, for what
-// those nodes forward.
+// takeIn gives places to operations that have to wait, for wait, and turns the others away, as if no node could be
+// asked. Operations of one caller are beside each other, and get places together. A caller that asks all nodes at once
+// is held to its share of a node's places here as well, for what those nodes forward.
 func (l *Limiter) takeIn(ops []*Op) *admitted {
 	in := &admitted{ops: ops[:0]}
 	for len(ops) > 0 {
@@ -89,8 +90,8 @@ func (l *Limiter) takeIn(ops []*Op) *admitted {
 	return in
 }
 
-// turnAway answers an operation that got no place. One that was decided here and would only have waited for its copy stays charged. One of a peer is
-// answered by the node that its caller has asked.
+// turnAway answers an operation that got no place. One that was decided here and would only have waited for its copy
+// stays charged. One of a peer is answered by the node that its caller has asked.
 func (l *Limiter) turnAway(op *Op) {
 	if op.Hops > 0 {
 		op.Outcome = Outcome{Unreachable: true}
@@ -108,8 +109,8 @@ func (l *Limiter) turnAway(op *Op) {
 	}
 }
 
-// expired returns the error of a call of n operations whose caller has gone, or has no time left: to decide it would charge units for an answer
-// that nobody reads.
+// expired returns the error of a call of n operations whose caller has gone, or has no time left: to decide it would
+// charge units for an answer that nobody reads.
 func (l *Limiter) expired(ctx context.Context, n int) error {
 	err := over(ctx)
 	if err != nil {
@@ -118,8 +119,8 @@ func (l *Limiter) expired(ctx context.Context, n int) error {
 	return err
 }
 
-// over returns why the caller of ctx waits no longer. It compares the deadline with the clock, because a goroutine ends a context, and under
-// overload that goroutine waits for the processor like all others.
+// over returns why the caller of ctx waits no longer. It compares the deadline with the clock, because a goroutine ends
+// a context, and under overload that goroutine waits for the processor like all others.
 func over(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -195,8 +195,8 @@ func TestReceivedBeyondBound(t *testing.T) {
 	})
 }
 
-// TestChargedAndTurnedAway: what was decided here and waits for a copy to have it counts as waiting. Beyond the bound it is
-// answered by on_error, and stays charged: never the reverse.
+// TestChargedAndTurnedAway: what was decided here and waits for a copy to have it counts as waiting. Beyond the bound
+// it is answered by on_error, and stays charged: never the reverse.
 func TestChargedAndTurnedAway(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, shedding), MaxInFlight: 1}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
@@ -227,7 +227,8 @@ func TestChargedAndTurnedAway(t *testing.T) {
 	})
 }
 
-// TestOneCallerTakesNotAllPlacesOfAnOwner is the same attack by way of all other nodes at once: the owner tells their callers apart.
+// TestOneCallerTakesNotAllPlacesOfAnOwner is the same attack by way of all other nodes at once: the owner tells their
+// callers apart.
 func TestOneCallerTakesNotAllPlacesOfAnOwner(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, shedding), MaxInFlight: 40}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
@@ -265,8 +266,8 @@ func TestOneCallerTakesNotAllPlacesOfAnOwner(t *testing.T) {
 	})
 }
 
-// TestOneCallerTakesNotAllPlaces is an attack: one caller has as many checks wait as it can. Those of another caller are decided, and
-// not answered by on_error.
+// TestOneCallerTakesNotAllPlaces is an attack: one caller has as many checks wait as it can. Those of another caller
+// are decided, and not answered by on_error.
 func TestOneCallerTakesNotAllPlaces(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, shedding), MaxInFlight: 40}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]

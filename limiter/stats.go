@@ -8,13 +8,14 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file counts the answers by policy, for the metrics page and the console. Counters are atomic and spread over stripes, so that a decision
-// counts without a lock and, nearly always, without a cache line that another processor writes.
+// This file counts the answers by policy, for the metrics page and the console. Counters are atomic and spread over
+// stripes, so that a decision counts without a lock and, nearly always, without a cache line that another processor
+// writes.
 
-// policyStats counts the answers for one policy: checks, acquires and reservations, peeks left out, and their errors. A charge that an atomic
-// check cancels stays counted. A decision is counted once, by the node that makes it, so that the sum over the nodes of a cluster is the number
-// of decisions. (One whose answer is lost on its way is counted twice: by the owner that made it, and as failed by the node that answered in its
-// place.)
+// policyStats counts the answers for one policy: checks, acquires and reservations, peeks left out, and their errors. A
+// charge that an atomic check cancels stays counted. A decision is counted once, by the node that makes it, so that the
+// sum over the nodes of a cluster is the number of decisions. (One whose answer is lost on its way is counted twice: by
+// the owner that made it, and as failed by the node that answered in its place.)
 type policyStats struct {
 	counts [stripes]stripe
 
@@ -78,20 +79,21 @@ func resultOf(d *limit.Decision) result {
 	return resultRefused
 }
 
-// stripe is a part of a policy's counters in one cache line, so that goroutines on different processors do not wait for each other's line.
-// A reading adds the stripes up.
+// stripe is a part of a policy's counters in one cache line, so that goroutines on different processors do not wait for
+// each other's line. A reading adds the stripes up.
 type stripe [results]atomic.Uint64
 
 const stripes = 16 // a stripe is chosen by four bits, see mine
 
-// mine returns a stripe that other goroutines are unlikely to use at this moment, chosen by the address of the goroutine's stack, which costs
-// nothing to find out. Any stripe would be correct.
+// mine returns a stripe that other goroutines are unlikely to use at this moment, chosen by the address of the
+// goroutine's stack, which costs nothing to find out. Any stripe would be correct.
 func (s *policyStats) mine() *stripe {
 	var here byte
 	return &s.counts[uint64(uintptr(unsafe.Pointer(&here))>>11)*spread>>60]
 }
 
-// count counts a decision, and returns its number among those of this stripe with the same result, from 1 on: sampler.weight takes it.
+// count counts a decision, and returns its number among those of this stripe with the same result, from 1 on:
+// sampler.weight takes it.
 func (s *stripe) count(d *limit.Decision) uint64 {
 	return s.add(resultOf(d), d.NearLimit && !d.FailedOpen && !d.FailedClosed)
 }
@@ -111,8 +113,8 @@ func (s *policyStats) saw(lim, remaining int64) {
 	}
 	used := lim - remaining
 	raise(&s.peakCount, used)
-	// Both are at most 2^53, so the quotient is exact enough. The multiplication is quicker than the division, and nearly always shows that
-	// the peak stays.
+	// Both are at most 2^53, so the quotient is exact enough. The multiplication is quicker than the division, and
+	// nearly always shows that the peak stays.
 	if float64(used)*1e6 > float64(s.peakUtilization.Load())*float64(lim) {
 		raise(&s.peakUtilization, int64(float64(used)/float64(lim)*1e6))
 	}
@@ -127,8 +129,8 @@ func raise(v *atomic.Int64, to int64) {
 	}
 }
 
-// statsByPolicy has the counters of every policy that this process has ever had, so that none restarts at zero when a policy comes back. Their
-// number is bounded by what operators wrote into policy files.
+// statsByPolicy has the counters of every policy that this process has ever had, so that none restarts at zero when a
+// policy comes back. Their number is bounded by what operators wrote into policy files.
 type statsByPolicy struct {
 	inline, unknown *policyStats
 
@@ -156,14 +158,15 @@ type PolicyStats struct {
 	// "(inline)" for limits sent along, "(unknown)" for policies that do not exist.
 	Policy                                                       string
 	Allowed, Refused, Shadowed, FailedOpen, FailedClosed, Errors uint64
-	// CandidateAllowed and CandidateRefused count the decisions of the policy's candidate, CandidateDisagreed those that differ from the
-	// policy's.
+	// CandidateAllowed and CandidateRefused count the decisions of the policy's candidate, CandidateDisagreed those
+	// that differ from the policy's.
 	CandidateAllowed, CandidateRefused, CandidateDisagreed uint64
 	// Remembered counts those of Refused that this node answered from memory, for their owner.
 	Remembered uint64
 	// NearLimit counts those of Allowed, Refused and Shadowed after which the policy's warn_at of a limit was in use.
 	NearLimit uint64
-	// Borrowed counts those of Allowed that were admitted from loans: by this node as a borrower, or by clients that have reported them here.
+	// Borrowed counts those of Allowed that were admitted from loans: by this node as a borrower, or by clients that
+	// have reported them here.
 	Borrowed uint64
 	// Banned counts those of Refused and Shadowed that a ban has refused, and Bans the bans that began.
 	Banned, Bans uint64

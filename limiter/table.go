@@ -8,8 +8,9 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file works a set of policies out for deciding: a table of entries, one for each policy, and of rules, one for each of its overrides.
-// A table is immutable and replaced as a whole. Limits sent along have rules, too (inline.go), so that nothing else tells them apart.
+// This file works a set of policies out for deciding: a table of entries, one for each policy, and of rules, one for
+// each of its overrides. A table is immutable and replaced as a whole. Limits sent along have rules, too (inline.go),
+// so that nothing else tells them apart.
 
 // table is a set of policies worked out for deciding.
 type table struct {
@@ -30,7 +31,8 @@ type entry struct {
 
 // rule is all that a check is decided by. Nothing in it changes, but for what stats points to.
 type rule struct {
-	// Rule is what the store decides by. Its Limits are nil where no state is needed: all of the rule's checks are answered by units.
+	// Rule is what the store decides by. Its Limits are nil where no state is needed: all of the rule's checks are
+	// answered by units.
 	store.Rule
 	units     int64 // algo.Unlimited, or 0 for a blocked key
 	missing   bool  // of a policy that this node does not know
@@ -134,7 +136,8 @@ func (t *table) stateOf(scope string, key []byte) *store.Rule {
 	return nil
 }
 
-// boot is the boot clock's time for a rule that is strict, and 0 for others, which are decided without it: it is a system call.
+// boot is the boot clock's time for a rule that is strict, and 0 for others, which are decided without it: it is a
+// system call.
 func (r *rule) boot(now *moment) int64 {
 	if !r.Strict {
 		return 0

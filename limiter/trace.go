@@ -7,16 +7,17 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file makes the spans of traced operations: "decide" around a decision on this node, "forward" around the question to another node.
-// Op.Trace is the span context that the operation's next span hangs below; it crosses to a peer with the operation, and is empty for an operation
-// that is not traced. A trace never has a key.
+// This file makes the spans of traced operations: "decide" around a decision on this node, "forward" around the
+// question to another node. Op.Trace is the span context that the operation's next span hangs below; it crosses to a
+// peer with the operation, and is empty for an operation that is not traced. A trace never has a key.
 
 // Tracer makes spans for calls that are traced. Its methods are safe for concurrent use and return at once.
 type Tracer interface {
-	// Start begins a span below the one that ctx carries, and returns a ctx that carries the new one. The Span is nil when
-	// the call that ctx belongs to is not traced.
+	// Start begins a span below the one that ctx carries, and returns a ctx that carries the new one. The Span is nil
+	// when the call that ctx belongs to is not traced.
 	Start(ctx context.Context, name string) (context.Context, Span)
-	// Continue begins a span below a span of another node, which has sent parent, its Span.Context. It returns nil if parent is no context.
+	// Continue begins a span below a span of another node, which has sent parent, its Span.Context. It returns nil if
+	// parent is no context.
 	Continue(parent, name string) Span
 	// Below is Continue for a span of this node.
 	Below(parent, name string) Span
@@ -32,14 +33,16 @@ type Span interface {
 	End(ops []Traced)
 }
 
-// TraceContext is the length of what Span.Context returns: the ids of a trace and of a span, as W3C Trace Context has them.
+// TraceContext is the length of what Span.Context returns: the ids of a trace and of a span, as W3C Trace Context has
+// them.
 const TraceContext = 16 + 8
 
 // Traced is an operation in a trace, without its key.
 type Traced struct {
 	Operation string // such as "check"
 	Policy    string // "inline" for a limit sent along; empty when it is not a policy's name
-	// As in weir_requests_total; also "unreachable", "not_holder"; "ok" for operations other than checks, acquires and reserves.
+	// As in weir_requests_total; also "unreachable", "not_holder"; "ok" for operations other than checks, acquires and
+	// reserves.
 	Result    string
 	Partition int
 	Term      string // the term under which this node decides for the partition; empty when another node does
@@ -59,7 +62,8 @@ type spanOf struct {
 
 type traces []spanOf
 
-// traceCall begins the span of a call, and sets it as the Trace of the first operations. The result is nil if the call is not traced.
+// traceCall begins the span of a call, and sets it as the Trace of the first operations. The result is nil if the call
+// is not traced.
 func (l *Limiter) traceCall(ctx context.Context, ops []*Op) traces {
 	if l.cfg.Tracer == nil {
 		return nil
@@ -75,8 +79,8 @@ func (l *Limiter) traceCall(ctx context.Context, ops []*Op) traces {
 	return traces{{Span: span, ops: ops}}
 }
 
-// trace begins spans below the Traces of operations, and sets them as their Trace. Operations beside each other with the same Trace share a span. An
-// operation that gets no span is not traced any further.
+// trace begins spans below the Traces of operations, and sets them as their Trace. Operations beside each other with
+// the same Trace share a span. An operation that gets no span is not traced any further.
 func (l *Limiter) trace(ops []*Op, begin func(t Tracer, parent, name string) Span, name string) (all traces) {
 	if l.cfg.Tracer == nil {
 		return nil
@@ -116,7 +120,8 @@ func (s traces) end(l *Limiter) {
 	}
 }
 
-// traceForward begins the spans of a question to a peer. The caller must call end after the answer: the next question has spans of its own.
+// traceForward begins the spans of a question to a peer. The caller must call end after the answer: the next question
+// has spans of its own.
 func (l *Limiter) traceForward(to ownership.Node, ops []*Op) (end func()) {
 	all := l.trace(ops, Tracer.Below, "forward")
 	for i := range all {

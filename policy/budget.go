@@ -16,8 +16,8 @@ import (
 // Prices are units per token, by class of token. Tokens with the price 0 are free.
 type Prices map[string]int64
 
-// Cost returns the cost of a usage in units: the sum of tokens times price. The error names a class that has no price, or
-// whose number of tokens is negative or too large.
+// Cost returns the cost of a usage in units: the sum of tokens times price. The error names a class that has no price,
+// or whose number of tokens is negative or too large.
 func (p Prices) Cost(u limit.Usage) (int64, *limit.Error) {
 	if len(p) == 0 {
 		return 0, limit.NewError(limit.Invalid, "usage", "is for policies with prices, and this one has none: send a cost")

@@ -17,8 +17,8 @@ const (
 	rateHint     = "write a limit and a window, such as 10/1s or 1000/1h"
 )
 
-// ParseRate reads a limit and its window in the short notation: "10/1s", "5/1m", "1000/1h", "1/1d12h". Both must be within
-// the bounds of package algo. The error does not name a field.
+// ParseRate reads a limit and its window in the short notation: "10/1s", "5/1m", "1000/1h", "1/1d12h". Both must be
+// within the bounds of package algo. The error does not name a field.
 func ParseRate(s string) (limit int64, window time.Duration, err error) {
 	left, right, ok := strings.Cut(s, "/")
 	if !ok {
@@ -36,8 +36,8 @@ func ParseRate(s string) (limit int64, window time.Duration, err error) {
 	return limit, window, nil
 }
 
-// ParseDuration reads a duration as time.ParseDuration does, without a sign. It may begin with a number of days of 24 hours:
-// "250ms", "1h30m", "1d", "1d12h", "0.5d". The error does not name a field.
+// ParseDuration reads a duration as time.ParseDuration does, without a sign. It may begin with a number of days of 24
+// hours: "250ms", "1h30m", "1d", "1d12h", "0.5d". The error does not name a field.
 func ParseDuration(s string) (time.Duration, error) {
 	switch {
 	case strings.HasPrefix(s, "-"):

@@ -18,8 +18,8 @@ type Override struct {
 	Policy string
 	// Key or Prefix is set: the override is for one key, or for the keys that begin with Prefix.
 	Key, Prefix string
-	// Settings are the fields of an override in a policy file other than key and prefix, as a JSON object: {"limit":500},
-	// {"limits":["10/1s","1000/1h"]}, {"unlimited":true} or {"blocked":true}.
+	// Settings are the fields of an override in a policy file other than key and prefix, as a JSON object:
+	// {"limit":500}, {"limits":["10/1s","1000/1h"]}, {"unlimited":true} or {"blocked":true}.
 	Settings string
 }
 
@@ -99,12 +99,12 @@ func counts(limits algo.Limits) bool {
 	return slices.ContainsFunc(limits, func(l algo.Limit) bool { return l.CountDenied })
 }
 
-// WithOverrides returns the set with additional overrides. Such an override replaces the file's for the same key or prefix.
-// An override that is not accepted is left out, and has its error of Accepts at its index in the returned slice. No two
-// overrides of list may be for the same policy and key or prefix.
+// WithOverrides returns the set with additional overrides. Such an override replaces the file's for the same key or
+// prefix. An override that is not accepted is left out, and has its error of Accepts at its index in the returned
+// slice. No two overrides of list may be for the same policy and key or prefix.
 //
-// before is an earlier result of WithOverrides, or nil; unchanged rules are taken from it. The Hash of the result is that of
-// s. s does not change.
+// before is an earlier result of WithOverrides, or nil; unchanged rules are taken from it. The Hash of the result is
+// that of s. s does not change.
 func (s *Set) WithOverrides(list []Override, before *Set) (*Set, []*limit.Error) {
 	refused := make([]*limit.Error, len(list))
 	if len(list) == 0 {

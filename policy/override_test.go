@@ -65,7 +65,8 @@ func spell(r *Rule) string {
 	return strings.Join(parts, ", ")
 }
 
-// TestWithOverrides: exactly the key counts before the longest prefix, and for the same key or prefix the operators' before the file's.
+// TestWithOverrides: exactly the key counts before the longest prefix, and for the same key or prefix the operators'
+// before the file's.
 func TestWithOverrides(t *testing.T) {
 	file := parseFile(t, overriddenFile)
 	list := []Override{

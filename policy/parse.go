@@ -19,19 +19,20 @@ import (
 //	Parse        makes a decoder; file reads the list of policies
 //	policy       reads one policy: limitsOf, candidate, guarantees, budget (budget.go), overrides
 //	limitsOf     reads the policy's limits: limit for one, limits and limitAt for a list
-//	limit        reads one limit from its parameters, wherever in the file they are: shape and numbers, then algo.Limit.Validate
+//	limit        reads one limit from its parameters, wherever in the file they are: shape and numbers, then
+//	             algo.Limit.Validate
 //	overrides    reads the overrides; changed merges an override's parameters with the policy's and calls limit
 //
 // override.go compiles an operator's override with the same functions. A new parameter belongs in ownParameters or
-// sharedParameters, in uses, and in shape or numbers; if it has a default, also in limitsMeant, so that Set.Hash does not
-// depend on writing it out.
+// sharedParameters, in uses, and in shape or numbers; if it has a default, also in limitsMeant, so that Set.Hash does
+// not depend on writing it out.
 
 const (
 	maxKey = 1024 // bytes of a key or prefix in overrides
 )
 
-// The fields of a limit. A policy with several limits has the shared parameters once for all of them, or in an element of
-// the list for that limit; each limit has its own parameters.
+// The fields of a limit. A policy with several limits has the shared parameters once for all of them, or in an element
+// of the list for that limit; each limit has its own parameters.
 var (
 	ownParameters    = []string{"limit", "window", "ttl", "capacity"}
 	sharedParameters = []string{"algorithm", "align", "time_zone", "anchor", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}
@@ -81,8 +82,8 @@ func uses(a algo.Algorithm, parameter string) bool {
 	return true
 }
 
-// Load reads and parses a regular file. The error is Errors when the file could be read. Otherwise it names the file: the
-// file is too large or not regular, or the file system has not answered within reload.Timeout.
+// Load reads and parses a regular file. The error is Errors when the file could be read. Otherwise it names the file:
+// the file is too large or not regular, or the file system has not answered within reload.Timeout.
 func Load(name string) (*Set, error) {
 	data, err := reload.ReadFile(name, strictyaml.MaxFile)
 	if err != nil {
@@ -91,9 +92,9 @@ func Load(name string) (*Set, error) {
 	return Parse(name, data)
 }
 
-// Parse reads a policy file. file is its name in errors. An empty file and an empty list of policies are valid. The error is
-// Errors: every mistake, or one if the file is not YAML. An override that changes a policy's limit is checked only when that
-// limit is valid.
+// Parse reads a policy file. file is its name in errors. An empty file and an empty list of policies are valid. The
+// error is Errors: every mistake, or one if the file is not YAML. An override that changes a policy's limit is checked
+// only when that limit is valid.
 func Parse(file string, data []byte) (*Set, error) {
 	d := &decoder{Decoder: strictyaml.New(file, data)}
 	d.OtherName = otherName
@@ -371,8 +372,8 @@ func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy st
 	return ruleOf(l)
 }
 
-// limits compiles a list of limits. Each may be in the short notation. A limit takes the shared parameters that it does not
-// have itself from the policy. With check, a shared parameter that no limit takes is a mistake.
+// limits compiles a list of limits. Each may be in the short notation. A limit takes the shared parameters that it does
+// not have itself from the policy. With check, a shared parameter that no limit takes is a mistake.
 func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check bool) (algo.Limits, bool) {
 	nodes, ok := d.Items(list, "limits, such as [10/1s, 1000/1h]")
 	if !ok {
@@ -421,7 +422,8 @@ func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check 
 	return limits, true
 }
 
-// limitAt compiles one element of a list of limits. It notes in used which of the shared parameters the element has taken.
+// limitAt compiles one element of a list of limits. It notes in used which of the shared parameters the element has
+// taken.
 func (d *decoder) limitAt(n *yaml.Node, path string, shared []strictyaml.Field, used map[string]bool) (algo.Limit, bool) {
 	var f strictyaml.Fields
 	var ok bool
@@ -495,8 +497,8 @@ func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 		d.Missing(f, "limit", "100")
 		ok = false
 	}
-	// An unlimited limit has no state. Its other parameters must be valid, none is required, and those about counting are
-	// mistakes.
+	// An unlimited limit has no state. Its other parameters must be valid, none is required, and those about counting
+	// are mistakes.
 	off := l.Limit == algo.Unlimited
 	if a, given := f.Get("algorithm"); given {
 		name, good := d.Choice(a, algorithmWords...)
@@ -533,8 +535,8 @@ func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 	return l, !bad
 }
 
-// unlimited rejects parameters that package algo does not allow in an unlimited limit. An unlimited override does not take
-// them from its policy.
+// unlimited rejects parameters that package algo does not allow in an unlimited limit. An unlimited override does not
+// take them from its policy.
 func (d *decoder) unlimited(f strictyaml.Fields, l *algo.Limit) bool {
 	ok := true
 	for _, one := range f.Only([]string{"capacity", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}) {

@@ -440,8 +440,8 @@ func TestOverridesKeepTheRest(t *testing.T) {
 		got[7].Key == "bad", "Rules: %+v", got)
 }
 
-// TestOverridesAndCapacity: an override may raise the limit above a capacity that it keeps only where the policy's own is
-// above it already, or when the override writes the capacity too; one that is unlimited keeps none.
+// TestOverridesAndCapacity: an override may raise the limit above a capacity that it keeps only where the policy's own
+// is above it already, or when the override writes the capacity too; one that is unlimited keeps none.
 func TestOverridesAndCapacity(t *testing.T) {
 	for _, algorithm := range []string{"token_bucket", "leaky_bucket"} {
 		for _, test := range []struct{ policy, override, want string }{

@@ -1,13 +1,13 @@
-// Package policy has named limits: it parses policy files, validates them, and keeps their policies up to date while the
-// files change.
+// Package policy has named limits: it parses policy files, validates them, and keeps their policies up to date while
+// the files change.
 //
-// Parse turns a file into a Set (parse.go), and reports every mistake with its position. Policy.Rule finds the limits of a
-// key. A Set never changes, and needs no locks. A Watcher replaces it as a whole when the file changes; a file with a
-// mistake changes nothing.
+// Parse turns a file into a Set (parse.go), and reports every mistake with its position. Policy.Rule finds the limits
+// of a key. A Set never changes, and needs no locks. A Watcher replaces it as a whole when the file changes; a file
+// with a mistake changes nothing.
 //
-// The package does not promise that the nodes of a cluster have read the same file (compare Set.Hash), that policies of two
-// files change at the same instant, or that a change is seen before the next poll on a file system that reports no events.
-// It decides nothing: package algo says what a limit means.
+// The package does not promise that the nodes of a cluster have read the same file (compare Set.Hash), that policies of
+// two files change at the same instant, or that a change is seen before the next poll on a file system that reports no
+// events. It decides nothing: package algo says what a limit means.
 package policy
 
 import (
@@ -27,8 +27,8 @@ import (
 // OnError says how a check is answered when its owner cannot be reached or has no room for its state.
 type OnError uint8
 
-// The answers. Open, the zero value, admits the check, and Closed refuses it. With Share the node that was asked admits it
-// by a count of its own, up to the limit divided by the number of nodes.
+// The answers. Open, the zero value, admits the check, and Closed refuses it. With Share the node that was asked admits
+// it by a count of its own, up to the limit divided by the number of nodes.
 const (
 	Open   OnError = 0
 	Closed OnError = 1
@@ -60,8 +60,8 @@ func (d Durability) String() string {
 // ColdStart says how a key begins again whose count is lost, with its copies.
 type ColdStart uint8
 
-// The values. With ColdOpen, the zero value, such a key begins as a new one; with ColdClosed as if its limits had just been
-// used up.
+// The values. With ColdOpen, the zero value, such a key begins as a new one; with ColdClosed as if its limits had just
+// been used up.
 const (
 	ColdOpen   ColdStart = 0
 	ColdClosed ColdStart = 1
@@ -95,30 +95,30 @@ type Policy struct {
 	// WarnAt is the part of a limit in use, in millionths (WarnAtWhole is all of it), from which decisions are near the
 	// limit; 0: none is.
 	WarnAt int64
-	// Candidate are limits that decide checks of keys without an override in addition to Limits, with states of their own.
-	// Their decisions are only counted. Nil: none.
+	// Candidate are limits that decide checks of keys without an override in addition to Limits, with states of their
+	// own. Their decisions are only counted. Nil: none.
 	Candidate algo.Limits
-	// Durability and ColdStart apply to the loss of nodes, Strict to the loss of connections between nodes: with Strict the
-	// two sides of a split never both admit. A Strict policy has Durability Escrow or Sync, and OnError Closed.
+	// Durability and ColdStart apply to the loss of nodes, Strict to the loss of connections between nodes: with Strict
+	// the two sides of a split never both admit. A Strict policy has Durability Escrow or Sync, and OnError Closed.
 	Durability Durability
 	ColdStart  ColdStart
 	Strict     bool
 	// Persist says that nodes keep the counters on disk, so that they outlive a stop of all nodes.
 	Persist bool
-	// MaxKeys and MaxMemory bound the keys of the policy on each node, copies included, and the bytes of their states. 0: no
-	// bound of the policy's own.
+	// MaxKeys and MaxMemory bound the keys of the policy on each node, copies included, and the bytes of their states.
+	// 0: no bound of the policy's own.
 	MaxKeys, MaxMemory int64
 	// Prices are the units per token of each class; nil: the policy takes costs in units only.
 	Prices Prices
-	// Estimate is the number of units to reserve for work without a stated cost; 0: none. With EstimateAuto it applies until
-	// enough commits are known to estimate from.
+	// Estimate is the number of units to reserve for work without a stated cost; 0: none. With EstimateAuto it applies
+	// until enough commits are known to estimate from.
 	Estimate     int64
 	EstimateAuto bool
-	// ReleaseExpired (on_expiry: release) says that a reservation whose TTL passes gives back its units. Otherwise they stay
-	// charged.
+	// ReleaseExpired (on_expiry: release) says that a reservation whose TTL passes gives back its units. Otherwise they
+	// stay charged.
 	ReleaseExpired bool
-	// Concurrency says that the limits count leases: the policy takes acquires and no checks. That holds for every key, even
-	// one whose Rule is Unlimited or Blocked.
+	// Concurrency says that the limits count leases: the policy takes acquires and no checks. That holds for every key,
+	// even one whose Rule is Unlimited or Blocked.
 	Concurrency bool
 	Line        int // of the policy's first field in its file, counted from 1
 
@@ -138,8 +138,8 @@ type Rule struct {
 	Limits    algo.Limits // nil when Unlimited or Blocked
 	Unlimited bool        // every check is admitted, without a state
 	Blocked   bool        // every check is refused
-	// Key or Prefix is set in an override: one key, or the keys that begin with Prefix. Both are empty in the policy's own
-	// rule, which is for all other keys.
+	// Key or Prefix is set in an override: one key, or the keys that begin with Prefix. Both are empty in the policy's
+	// own rule, which is for all other keys.
 	Key    string
 	Prefix string
 	// API says that the override is not in the file: an operator has set it, see Override.
@@ -147,8 +147,8 @@ type Rule struct {
 	settings string // Settings of that Override
 }
 
-// Rule returns the rule for a key: the override for exactly this key, else the override with the longest prefix, else the
-// policy's own. It does not allocate. The result is valid, and does not change, as long as the Policy.
+// Rule returns the rule for a key: the override for exactly this key, else the override with the longest prefix, else
+// the policy's own. It does not allocate. The result is valid, and does not change, as long as the Policy.
 func (p *Policy) Rule(key string) *Rule {
 	if len(p.overrides) == 0 {
 		return &p.own
@@ -166,8 +166,8 @@ func (p *Policy) Rule(key string) *Rule {
 	return &p.own
 }
 
-// Divisible returns why limits of the policy cannot be divided among data planes, which count requests; nil: they can, if
-// each Rule's Limits are Quotable.
+// Divisible returns why limits of the policy cannot be divided among data planes, which count requests; nil: they can,
+// if each Rule's Limits are Quotable.
 func (p *Policy) Divisible() error {
 	switch {
 	case p.NoLend:
@@ -205,8 +205,8 @@ func (p *Policy) index() {
 	p.lengths = slices.Compact(p.lengths)
 }
 
-// Set is the policies of one file, with the overrides of WithOverrides, if any. It never changes. A nil *Set and the zero
-// Set have no policies.
+// Set is the policies of one file, with the overrides of WithOverrides, if any. It never changes. A nil *Set and the
+// zero Set have no policies.
 type Set struct {
 	byName map[string]*Policy
 	sorted []*Policy
@@ -241,8 +241,8 @@ func (s *Set) Policies() []*Policy {
 	return append([]*Policy(nil), s.sorted...)
 }
 
-// NeedVoters returns an error for each Strict policy, with the position of the field: a node without voters must not load
-// them.
+// NeedVoters returns an error for each Strict policy, with the position of the field: a node without voters must not
+// load them.
 func (s *Set) NeedVoters() Errors { return s.needs(func(p *Policy) *Error { return p.strict }) }
 
 // NeedDirectory returns an error for each Persist policy: a node without a data directory must not load them.
@@ -259,10 +259,10 @@ func (s *Set) needs(of func(*Policy) *Error) Errors {
 	return m.Sorted()
 }
 
-// Hash returns 32 hexadecimal digits that represent the meaning of the policies, so that nodes can compare theirs. It is the
-// same in every process and for any order of policies and overrides. It does not depend on comments, spacing, defaults that
-// are written out, and bounds of memory (max_log, max_keys, max_memory), which have no effect on decisions. It depends on
-// the order of a policy's limits, because decisions list them in that order.
+// Hash returns 32 hexadecimal digits that represent the meaning of the policies, so that nodes can compare theirs. It
+// is the same in every process and for any order of policies and overrides. It does not depend on comments, spacing,
+// defaults that are written out, and bounds of memory (max_log, max_keys, max_memory), which have no effect on
+// decisions. It depends on the order of a policy's limits, because decisions list them in that order.
 func (s *Set) Hash() string {
 	if s == nil || s.hash == "" {
 		return hashOf(nil)
@@ -270,7 +270,8 @@ func (s *Set) Hash() string {
 	return s.hash
 }
 
-// meaning is what Hash covers of a policy: the exported fields of Policy, without bounds of memory and lines, and the rules.
+// meaning is what Hash covers of a policy: the exported fields of Policy, without bounds of memory and lines, and the
+// rules.
 type meaning struct {
 	Policy
 	Ban       int64

@@ -1,10 +1,10 @@
-// Package ring says which member of a cluster should own a key. The key's hash selects one of a fixed number of partitions,
-// and an immutable table (Table) gives each partition to a member by consistent hashing with bounded loads.
+// Package ring says which member of a cluster should own a key. The key's hash selects one of a fixed number of
+// partitions, and an immutable table (Table) gives each partition to a member by consistent hashing with bounded loads.
 //
-// The same members give the same table in every process with the same settings, in whatever order the members became known.
-// The package does not know which members are alive, what nodes have agreed, or which node holds a partition's states now.
-// Two processes with different views of the membership have different tables, and the package promises nothing about those.
-// A member's place depends on its name and not on its address.
+// The same members give the same table in every process with the same settings, in whatever order the members became
+// known. The package does not know which members are alive, what nodes have agreed, or which node holds a partition's
+// states now. Two processes with different views of the membership have different tables, and the package promises
+// nothing about those. A member's place depends on its name and not on its address.
 package ring
 
 import (
@@ -28,22 +28,22 @@ const (
 	Load         = 1.25 // a member owns at most this times the average, rounded up
 )
 
-// placement names everything besides the settings that determines the table and the partitions of keys: the library (v1.0.0
-// names its virtual nodes "index:name", v0.10 "nameindex"), the hash of those names, which callers do not choose, and the
-// hash of keys.
+// placement names everything besides the settings that determines the table and the partitions of keys: the library
+// (v1.0.0 names its virtual nodes "index:name", v0.10 "nameindex"), the hash of those names, which callers do not
+// choose, and the hash of keys.
 const placement = "weir ring 2; consistent v1.0.0; xxhash64; keys siphash-2-4 under siphash-2-4-128 of the scope"
 
-// Hash returns the hash of a key in a scope: k.Scope(scope).Hash(key). Code that hashes many keys of one scope should keep
-// the Scope.
+// Hash returns the hash of a key in a scope: k.Scope(scope).Hash(key). Code that hashes many keys of one scope should
+// keep the Scope.
 func Hash(k HashKey, scope, key string) uint64 { return k.Scope(scope).Hash(key) }
 
 // Partition returns the partition of a Hash, 0 to Partitions-1.
 func Partition(hash uint64) int { return int(hash % Partitions) }
 
 // SettingsFingerprint represents everything that must be the same on all nodes, so that their tables and their keys'
-// partitions agree: the settings and placement in its upper half, the hash key in its lower half. It is not secret: its 32
-// bits of a SHA-256 sum of the hash key only help to check a guess of all 128 bits, or of the secret from which they are
-// derived.
+// partitions agree: the settings and placement in its upper half, the hash key in its lower half. It is not secret: its
+// 32 bits of a SHA-256 sum of the hash key only help to check a guess of all 128 bits, or of the secret from which they
+// are derived.
 func SettingsFingerprint(k HashKey) uint64 {
 	settings := sha256.Sum256(appendSettings(nil))
 	ofKey := sha256.Sum256(append([]byte("weir hash key fingerprint"), k.Bytes()...))
@@ -77,12 +77,12 @@ type Table struct {
 	fingerprint uint64
 }
 
-// Build returns the table of some members, given in any order; repeated names count once. Without members the table has no
-// owners. It takes about 1 ms for 10 members and 50 ms for 100.
+// Build returns the table of some members, given in any order; repeated names count once. Without members the table has
+// no owners. It takes about 1 ms for 10 members and 50 ms for 100.
 func Build(members []string) *Table {
 	t := &Table{members: slices.Clone(members)}
-	// The library's result depends on the order when two virtual nodes have the same hash, and it takes a repeated name for
-	// two members.
+	// The library's result depends on the order when two virtual nodes have the same hash, and it takes a repeated name
+	// for two members.
 	slices.Sort(t.members)
 	t.members = slices.Compact(t.members)
 	if len(t.members) > 0 {
@@ -153,15 +153,16 @@ func (t *Table) Fingerprint() uint64 { return t.fingerprint }
 
 // Without returns the table of all members but one; t itself when there is no such member. It takes as long as Build.
 //
-// The backup of a partition is its owner in the table without its present owner. After a crash of the owner the backup is
-// therefore the next owner. (The library's GetClosestN uses another ring, and hardly ever returns the next owner.) A node
-// needs the backups of its own partitions only, which is one call with its own name.
+// The backup of a partition is its owner in the table without its present owner. After a crash of the owner the backup
+// is therefore the next owner. (The library's GetClosestN uses another ring, and hardly ever returns the next owner.) A
+// node needs the backups of its own partitions only, which is one call with its own name.
 //
 // Copies have no bound besides the tables' Load, and need none. A member with many partitions in both tables gets few
-// copies, so that the sum of what it owns and copies is more even than either: with usual names at most 1.26 times the mean
-// at 20 members and 1.34 at 50 (TestCopies). A bound of 1.25 on copies would move none in most clusters. A bound of 1.1
-// would take off a twentieth, but up to 132 of 4093 partitions would then have their copy at a member that is not the next
-// owner, a leave would move up to 66 copies needlessly, and every member would have to build the tables of all.
+// copies, so that the sum of what it owns and copies is more even than either: with usual names at most 1.26 times the
+// mean at 20 members and 1.34 at 50 (TestCopies). A bound of 1.25 on copies would move none in most clusters. A bound
+// of 1.1 would take off a twentieth, but up to 132 of 4093 partitions would then have their copy at a member that is
+// not the next owner, a leave would move up to 66 copies needlessly, and every member would have to build the tables of
+// all.
 func (t *Table) Without(member string) *Table {
 	i, found := slices.BinarySearch(t.members, member)
 	if !found {

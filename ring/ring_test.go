@@ -151,7 +151,8 @@ func backups(t *Table) []string {
 	return list
 }
 
-// What fills a member's memory is what it owns and what it has copies of. Where owners are uneven, copies are so the other way round.
+// What fills a member's memory is what it owns and what it has copies of. Where owners are uneven, copies are so the
+// other way round.
 func TestCopies(t *testing.T) {
 	for _, prefix := range []string{"", "node"} {
 		for _, n := range []int{2, 3, 5, 10, 20, 50} {

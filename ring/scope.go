@@ -15,8 +15,8 @@ import (
 const HashKeySize = 16
 
 // HashKey is the key of the hash of keys: 128 bits, the same on all nodes of a cluster. A caller without it can neither
-// compute nor choose the partition of a key, nor find two keys with equal hashes. The zero value belongs to clusters without
-// a secret: it is known to everyone and protects nothing. Printing a HashKey shows nothing of it.
+// compute nor choose the partition of a key, nor find two keys with equal hashes. The zero value belongs to clusters
+// without a secret: it is known to everyone and protects nothing. Printing a HashKey shows nothing of it.
 type HashKey struct {
 	k0, k1 uint64
 	drop   uint64 // bits of a hash that are set to 0: see Truncated
@@ -51,8 +51,8 @@ func (k HashKey) Bytes() []byte {
 // Format implements fmt.Formatter, for all verbs.
 func (k HashKey) Format(f fmt.State, _ rune) { io.WriteString(f, "[hash key]") }
 
-// Truncated returns a key whose hashes, and those of its scopes, keep only their lowest bits. It is for tests of keys with
-// equal hashes.
+// Truncated returns a key whose hashes, and those of its scopes, keep only their lowest bits. It is for tests of keys
+// with equal hashes.
 func (k HashKey) Truncated(bits int) HashKey {
 	k.drop = ^uint64(0) << bits
 	return k
@@ -64,11 +64,12 @@ type Scope struct{ key HashKey }
 
 // Scope returns the scope with a name.
 //
-// A scope has a key of its own, the SipHash-2-4-128 of its name under k, and the hash of a key is the SipHash-2-4-64 of the
-// key under that. If SipHash is a pseudo-random function, so is this function of name and key (the cascade of Bellare,
-// Canetti and Krawczyk, "Pseudorandom functions revisited", 1996; depth two). Names have independent keys. Therefore the
-// pairs ("ab", "c") and ("a", "bc") have unrelated hashes, as equal keys in two scopes have, and no lengths need to be
-// hashed. Hashes, some of which callers can observe, are never used as keys: the two lengths of SipHash are two functions.
+// A scope has a key of its own, the SipHash-2-4-128 of its name under k, and the hash of a key is the SipHash-2-4-64 of
+// the key under that. If SipHash is a pseudo-random function, so is this function of name and key (the cascade of
+// Bellare, Canetti and Krawczyk, "Pseudorandom functions revisited", 1996; depth two). Names have independent keys.
+// Therefore the pairs ("ab", "c") and ("a", "bc") have unrelated hashes, as equal keys in two scopes have, and no
+// lengths need to be hashed. Hashes, some of which callers can observe, are never used as keys: the two lengths of
+// SipHash are two functions.
 func (k HashKey) Scope(name string) Scope {
 	k.k0, k.k1 = siphash.Hash128(k.k0, k.k1, bytesOf(name))
 	return Scope{k}

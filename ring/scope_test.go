@@ -15,8 +15,9 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// The values are those of Appendix A of "SipHash: a fast short-input PRF" (Aumasson, Bernstein, 2012), and of vectors.h of the
-// reference implementation for the length of 128 bits: an input of 15 bytes 0, 1, 2, … under the key 0, 1, 2, …, and none.
+// The values are those of Appendix A of "SipHash: a fast short-input PRF" (Aumasson, Bernstein, 2012), and of vectors.h
+// of the reference implementation for the length of 128 bits: an input of 15 bytes 0, 1, 2, … under the key 0, 1, 2, …,
+// and none.
 func TestSipHash(t *testing.T) {
 	const input = "\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e"
 	got, want := (Scope{testKey}).Hash(input), uint64(0xa129ca6149be45e5)
@@ -90,8 +91,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// spread fails the test unless the keys lie in the partitions, and the upper halves of their hashes in 4096 places, as keys
-// thrown at random do.
+// spread fails the test unless the keys lie in the partitions, and the upper halves of their hashes in 4096 places, as
+// keys thrown at random do.
 func spread(t *testing.T, s Scope, keys []string) {
 	t.Helper()
 	count, places := make([]int, Partitions), make([]int, 4096)

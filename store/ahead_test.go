@@ -11,7 +11,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestAhead: what is fetched beside decisions changes none of them, for keys that are known and others, while tables grow.
+// TestAhead: what is fetched beside decisions changes none of them, for keys that are known and others, while tables
+// grow.
 func TestAhead(t *testing.T) {
 	s := New(Config{Partitions: 3})
 	r := rule("p", log(3, time.Minute))

@@ -17,14 +17,16 @@ import (
 // settlements, by state, id and kind. Each answer is in three places: the map by; the partition's order, in which it is
 // sent to the followers; and its caller's queue, of which the oldest is dropped first (put).
 //
-// When a follower is told: note queues a changed record, and noteAnswer an answer; Drain sends both to the followers some milliseconds
-// later. When the caller gets the answer: at once, or under Escrow and Sync when the answer's Ticket is confirmed (see decide.go).
+// When a follower is told: note queues a changed record, and noteAnswer an answer; Drain sends both to the followers
+// some milliseconds later. When the caller gets the answer: at once, or under Escrow and Sync when the answer's Ticket
+// is confirmed (see decide.go).
 //
-// Bounds: a partition has at most MaxRequestIDs answers. All partitions' answers take an eighth of MaxBytes, divided among callers as in
-// share.go (fits). An answer is kept for the longest window of its rule, at least 1 minute and at most 5. An answer that does not fit is given
-// to the caller and not kept.
+// Bounds: a partition has at most MaxRequestIDs answers. All partitions' answers take an eighth of MaxBytes, divided
+// among callers as in share.go (fits). An answer is kept for the longest window of its rule, at least 1 minute and at
+// most 5. An answer that does not fit is given to the caller and not kept.
 //
-// An answer that was forgotten or replaced (forget) leaves the map at once, and keeps its place and its bytes until dropOldest removes it.
+// An answer that was forgotten or replaced (forget) leaves the map at once, and keeps its place and its bytes until
+// dropOldest removes it.
 
 // stateID identifies a state: a key in its scope. Two of them may have the same hash.
 type stateID struct{ scope, key string }
@@ -50,8 +52,8 @@ func (id stateID) clone() stateID { return stateID{strings.Clone(id.scope), stri
 // size is the number of bytes that the texts take.
 func (id stateID) size() int { return len(id.scope) + len(id.key) }
 
-// answerBytes is the number of bytes that a remembered answer counts for, with its places in a map and two lists, besides
-// the texts of its key.
+// answerBytes is the number of bytes that a remembered answer counts for, with its places in a map and two lists,
+// besides the texts of its key.
 const answerBytes = 256
 
 // answerShare is the number of parts of MaxBytes of which remembered answers may take one.
@@ -109,10 +111,10 @@ type asker struct {
 	n, bytes int
 }
 
-// answers has the newest answers of a partition. When it is full, it drops the oldest answer of the caller with the most:
-// "longest queue drop" of Suter, Lakshman, Stiliadis and Choudhury, "Design considerations for supporting TCP with
-// per-flow queueing", IEEE INFOCOM 1998. So it drops no caller's answer for one of a caller with more. The zero value is
-// empty and ready for use.
+// answers has the newest answers of a partition. When it is full, it drops the oldest answer of the caller with the
+// most: "longest queue drop" of Suter, Lakshman, Stiliadis and Choudhury, "Design considerations for supporting TCP
+// with per-flow queueing", IEEE INFOCOM 1998. So it drops no caller's answer for one of a caller with more. The zero
+// value is empty and ready for use.
 type answers struct {
 	end      uint64 // the turn of the next answer; followers keep the turn up to which they were told
 	by       map[answerKey]*remembered
@@ -167,8 +169,8 @@ func (s *Store) answerBounds() answerBounds {
 	return answerBounds{most: s.cfg.MaxRequestIDs, share: share, even: int(share) / s.cfg.Partitions}
 }
 
-// put remembers an answer to a caller, and drops others until the bounds and the memory suffice. If they do not, it does not remember
-// the answer.
+// put remembers an answer to a caller, and drops others until the bounds and the memory suffice. If they do not, it
+// does not remember the answer.
 func (m *answers) put(k answerKey, e answered, caller string, now int64, most answerBounds, b *shardBudget) {
 	if most.most < 0 {
 		return
@@ -265,7 +267,8 @@ func (m *answers) greediest(of *asker) *asker {
 	return most
 }
 
-// fits reports whether a caller may take size more bytes. The bounds are of the whole store, and a partition can drop only its own answers.
+// fits reports whether a caller may take size more bytes. The bounds are of the whole store, and a partition can drop
+// only its own answers.
 func (m *answers) fits(of *asker, size int, most answerBounds, b *shardBudget) bool {
 	if most.share == 0 {
 		return true
@@ -302,14 +305,16 @@ func (m *answers) dropOldest(of *asker, now int64, b *shardBudget) bool {
 	return true
 }
 
-// expire drops the answers at the front of the order that are over. It stops at the first that is not; get ignores those behind it.
+// expire drops the answers at the front of the order that are over. It stops at the first that is not; get ignores
+// those behind it.
 func (m *answers) expire(now int64, b *shardBudget) {
 	for e := m.order.Front(); e != nil && e.Value.(*remembered).until <= now; e = m.order.Front() {
 		m.dropOldest(e.Value.(*remembered).of, now, b) // it is the oldest of its caller, too
 	}
 }
 
-// forget makes void every answer about one state, and reports whether there was any. It looks at all answers of the partition.
+// forget makes void every answer about one state, and reports whether there was any. It looks at all answers of the
+// partition.
 func (m *answers) forget(of stateID) bool {
 	before := len(m.by)
 	maps.DeleteFunc(m.by, func(k answerKey, _ *remembered) bool { return k.of == of })
@@ -367,8 +372,8 @@ func (sh *shard) beforeID(p *plan, call *Call, answer *Answer) (answered bool, e
 	return true, nil
 }
 
-// afterID keeps the answer of a charge under its request id. It keeps an Always charge that granted nothing too, because a
-// repetition could charge once units have come back.
+// afterID keeps the answer of a charge under its request id. It keeps an Always charge that granted nothing too,
+// because a repetition could charge once units have come back.
 func (sh *shard) afterID(p *plan, call *Call, answer *Answer) {
 	d := &answer.Decision
 	if d.Granted == 0 && !(call.Always && call.Cost > 0) {
@@ -397,8 +402,8 @@ func (p *partition) noteAnswer(persist bool, next uint64) {
 	}
 }
 
-// sameUse reports whether two charges of one request id may be one request: neither has a reservation; both make one, whose id
-// is drawn at random each time; or both add to the same one, and have other numbers of extensions.
+// sameUse reports whether two charges of one request id may be one request: neither has a reservation; both make one,
+// whose id is drawn at random each time; or both add to the same one, and have other numbers of extensions.
 func sameUse(first, now ReservationID) bool {
 	none := ReservationID{}
 	switch {

@@ -63,8 +63,8 @@ func TestNothingOwedIsSwept(t *testing.T) {
 	expect.Equal(t, copied.Stats().Keys, 0, "keys are left on the copy, on which nothing is owed")
 }
 
-// TestSweptStateIsLost: a reservation of a state that was dropped, because nothing was left in it, gives nothing back of a later one; nor does it on
-// the copy.
+// TestSweptStateIsLost: a reservation of a state that was dropped, because nothing was left in it, gives nothing back
+// of a later one; nor does it on the copy.
 func TestSweptStateIsLost(t *testing.T) {
 	for _, copied := range []bool{false, true} {
 		holder, copy, l := followed(t)
@@ -119,7 +119,8 @@ func TestCopiedRuleOfAnotherBan(t *testing.T) {
 	}
 }
 
-// TestReservationsBeyondTheCopysBound: where a copy had no room for a reservation of a key, later ones of it give back their own units.
+// TestReservationsBeyondTheCopysBound: where a copy had no room for a reservation of a key, later ones of it give back
+// their own units.
 func TestReservationsBeyondTheCopysBound(t *testing.T) {
 	holder, copied := New(Config{}), New(Config{Shut: true, MaxReservations: 2})
 	l := newLink(holder, copied, ownership.Backup)
@@ -147,7 +148,8 @@ func TestReservationsBeyondTheCopysBound(t *testing.T) {
 	expect.Equal(t, d.Remaining, 100, "are left of 100 beside none")
 }
 
-// TestCopyWithoutRoomForChanges: a copy that has no memory for what is new in a record that it has is of no use, and says so.
+// TestCopyWithoutRoomForChanges: a copy that has no memory for what is new in a record that it has is of no use, and
+// says so.
 func TestCopyWithoutRoomForChanges(t *testing.T) {
 	holder, copied := New(Config{}), New(Config{Shut: true, MaxBytes: 64 << 10})
 	l := newLink(holder, copied, ownership.Backup)
@@ -195,7 +197,8 @@ func TestSmallChunks(t *testing.T) {
 	l.same(t, "what is new", 0)
 }
 
-// TestTurnOfAFormerRecord: a record that was pending and is gone, and one that has come in its place, are told as what they are.
+// TestTurnOfAFormerRecord: a record that was pending and is gone, and one that has come in its place, are told as what
+// they are.
 func TestTurnOfAFormerRecord(t *testing.T) {
 	holder, _, l := followed(t)
 	r := rule("p", log(100, minute))

@@ -12,8 +12,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// banned is a store whose rule has a ban, beside one whose rule has none and which is asked only what gets past the ban, and what is
-// known of the bans of its keys.
+// banned is a store whose rule has a ban, beside one whose rule has none and which is asked only what gets past the
+// ban, and what is known of the bans of its keys.
 type banned struct {
 	t           *testing.T
 	store, twin *Store
@@ -110,8 +110,8 @@ func (b *banned) ask(key string, c Call) {
 	must.True(b.t, err == nil && is == left, "%s: banned for %v, %v, want %v", key, is, err, left)
 }
 
-// TestBan: whatever the algorithm, a refusal begins a ban, during which all is refused and nothing charged, and which does not get longer
-// by that; through moves, sweeps, refunds, resets and changes of the ban.
+// TestBan: whatever the algorithm, a refusal begins a ban, during which all is refused and nothing charged, and which
+// does not get longer by that; through moves, sweeps, refunds, resets and changes of the ban.
 func TestBan(t *testing.T) {
 	for name, limits := range map[string]algo.Limits{
 		"sliding_log": {log(5, minute)}, "fixed_window": {window(5, minute)}, "calendar": {{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Minute}},
@@ -176,7 +176,8 @@ func TestBan(t *testing.T) {
 	}
 }
 
-// TestBanMerged: of the bans of two sides the one that ends later counts, whichever side goes on and whether or not it knew the key.
+// TestBanMerged: of the bans of two sides the one that ends later counts, whichever side goes on and whether or not it
+// knew the key.
 func TestBanMerged(t *testing.T) {
 	for _, limits := range []algo.Limits{{log(2, minute)}, {{Algorithm: algo.TokenBucket, Limit: 2, Window: minute}}, {{Algorithm: algo.Concurrency, Limit: 2, Window: minute}}} {
 		for from := range 2 {
@@ -260,7 +261,8 @@ func TestBanBesideLoans(t *testing.T) {
 	expect.True(t, a.Granted != 0, "not lent after the ban: %+v", a)
 }
 
-// TestBanCountsFromTheNewestInstant: a call that read its clock before another one, and came after it, makes no ban shorter.
+// TestBanCountsFromTheNewestInstant: a call that read its clock before another one, and came after it, makes no ban
+// shorter.
 func TestBanCountsFromTheNewestInstant(t *testing.T) {
 	r := rule("p", log(1, minute)).banning(5 * minute)
 	s := New(Config{})
@@ -301,7 +303,8 @@ func TestRepeatDuringBan(t *testing.T) {
 	expect.True(t, err == nil && a.Allowed && !a.Banned && a.RetryAfter == 0, "%+v, %v", a, err)
 }
 
-// TestNoBan: what is refused for want of units that may turn out to be free, or in the place of what was lost, begins no ban.
+// TestNoBan: what is refused for want of units that may turn out to be free, or in the place of what was lost, begins
+// no ban.
 func TestNoBan(t *testing.T) {
 	r := rule("p", log(2, minute))
 	r.Ban, r.ColdClosed = 5*minute, true
@@ -327,7 +330,8 @@ func TestNoBan(t *testing.T) {
 	expect.True(t, decide(t, s, r, "cold", at(11*minute), cost(1)).Allowed, "once it does not matter any more")
 }
 
-// TestBanUnderOtherLimits: a ban that lasts differently after a reload does so also where the limits have changed with it.
+// TestBanUnderOtherLimits: a ban that lasts differently after a reload does so also where the limits have changed with
+// it.
 func TestBanUnderOtherLimits(t *testing.T) {
 	s := New(Config{})
 	before, after := rule("p", log(1, minute)), rule("p", log(2, minute))
@@ -353,7 +357,8 @@ func TestResetOfABanBesideLoans(t *testing.T) {
 	expect.True(t, d.Allowed && d.Remaining == 3, "%+v, want 3 left of 20 beside 16 on loan", d)
 }
 
-// TestBanIsCopied: where the durability asks for it, the refusal that begins a ban waits for the copy to know of it; those after it do not.
+// TestBanIsCopied: where the durability asks for it, the refusal that begins a ban waits for the copy to know of it;
+// those after it do not.
 func TestBanIsCopied(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {
 		r := rule("p", log(1, minute)).banning(5 * minute).under(durability)
@@ -379,7 +384,8 @@ func TestBanIsCopied(t *testing.T) {
 	}
 }
 
-// TestRefusalOfANewKey: a new key that is refused leaves no record, whatever concerns the call has, and its answer waits for nobody.
+// TestRefusalOfANewKey: a new key that is refused leaves no record, whatever concerns the call has, and its answer
+// waits for nobody.
 func TestRefusalOfANewKey(t *testing.T) {
 	for _, denied := range []bool{false, true} {
 		l := log(5, minute)

@@ -27,15 +27,16 @@ const (
 	itemCold = 2
 	// itemReset: hash, scope, key. All that the copy has of the state is gone.
 	itemReset = 3
-	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, whether its
-	// rule was strict, whether it is kept on disk, lease, reservation (16 bytes), time left, caller.
+	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, whether
+	// its rule was strict, whether it is kept on disk, lease, reservation (16 bytes), time left, caller.
 	itemRequestID = 4
 	// itemReservation: hash, scope, key, id (16 bytes), units, time left, whether its end is not remembered, whether
-	// its expiry gives its units back, whether it is kept on disk, caller. itemSettled: scope, key, id. The reservation has ended.
+	// its expiry gives its units back, whether it is kept on disk, caller. itemSettled: scope, key, id. The reservation
+	// has ended.
 	itemReservation = 5
 	itemSettled     = 6
-	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, whether it is kept on
-	// disk, ban. The first has index 0.
+	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, whether it is kept
+	// on disk, ban. The first has index 0.
 	itemRule = 7
 	// itemKey: index of the rule, hash, key, what is owed in advance and inherited, state; number of its reservations,
 	// their ids, and where their units are (algo.Limits.AppendHolds); length of its loans, and these

@@ -10,10 +10,10 @@ import (
 //
 // The path of one call:
 //
-//  1. Store.DecideTo collects the call's concerns. If it has none, or concernBan alone, DecideTo calls plain. If plain decides, the path ends
-//     here.
-//  2. Otherwise decide makes a plan. before and locate call the concerns' before functions: each may answer the call, fail it, or change its
-//     request. locate also answers a peek at a key without a record.
+//  1. Store.DecideTo collects the call's concerns. If it has none, or concernBan alone, DecideTo calls plain. If plain
+//     decides, the path ends here.
+//  2. Otherwise decide makes a plan. before and locate call the concerns' before functions: each may answer the call,
+//     fail it, or change its request. locate also answers a peek at a key without a record.
 //  3. charge calls algo.Limits.DecideTo, which decides and charges the state of the key's record.
 //  4. after calls the concerns' after functions: each records what was charged, or adds to the answer.
 //  5. The caller of Store.DecideTo waits for the answer's Ticket, if it has one.
@@ -23,65 +23,75 @@ import (
 // Words:
 //
 //	plan      the data of one call in these steps; p in functions
-//	concern   work that some calls need besides the decision, with a bit in concernSet. A loan has no bit, but lentFlag in the record
-//	record    one key's state with its head (shard.go); a value of the type record is invalid once a record of the shard is made or dropped
-//	spec      a rule that has records in the shard, with the counts of their keys and bytes; each record has its spec's number
+//	concern   work that some calls need besides the decision, with a bit in concernSet. A loan has no bit, but lentFlag
+//	          in the record
+//	record    one key's state with its head (shard.go); a value of the type record is invalid once a record of the shard
+//	          is made or dropped
+//	spec      a rule that has records in the shard, with the counts of their keys and bytes; each record has its spec's
+//	          number
 //	slot      the place of a record in the partition's table
-//	scope     the policy's name, or a name made from a limit that has no policy; (scope, key) identifies a record, a hash only finds it
-//	follower  a process with a copy of the partition, or this process's disk; replication keeps it up to date by Drain. The backup is the
-//	          follower that claims the partition when the holder is lost
-//	mark      the position of a state's log before the charge (algo.Limits.Mark); a follower that has everything up to it is sent only the rest.
-//	          note sends the whole state if mark is 0
+//	scope     the policy's name, or a name made from a limit that has no policy; (scope, key) identifies a record, a
+//	          hash only finds it
+//	follower  a process with a copy of the partition, or this process's disk; replication keeps it up to date by Drain.
+//	          The backup is the follower that claims the partition when the holder is lost
+//	mark      the position of a state's log before the charge (algo.Limits.Mark); a follower that has everything up to
+//	          it is sent only the rest. note sends the whole state if mark is 0
 //	peek      a call with a cost of 0: it charges nothing
 //	pending   of a reservation: neither settled nor expired
 //	granted   of a call: it was charged at least one unit. A call with Always can be charged and not be allowed
-//	guard     the test that a call under a Guarded rule must pass: the store has a grant to decide (Store.Lease), or a current backup or disk
+//	guard     the test that a call under a Guarded rule must pass: the store has a grant to decide (Store.Lease), or a
+//	          current backup or disk
 //	gate      part.open: set by Store.Open, cleared by Store.Shut; calls on a partition are decided only while it is set
-//	lease     a unit of a concurrency limit that a caller has taken (lease.go); the lease of Store.Lease is the grant to decide
+//	lease     a unit of a concurrency limit that a caller has taken (lease.go); the lease of Store.Lease is the grant to
+//	          decide
 //	full      of a state: it has no units left
 //	denied    the state has counted a refusal, because of count_denied
 //
 // Loans and bans:
 //
-//   - A key with units on loan has lentFlag, so plain never decides it. Units on loan are neither in use nor free: beforeLoan puts them into
-//     request.OnLoan, so that the limits grant only what is left beside them. A refusal that depends on them has answer.OnLoan (afterLoan):
-//     the limiter then recalls the loans and calls once more (limiter/loan.go). A call with Call.Whole wants all that it can get at once: if
-//     returned units could grant it more, beforeLoan refuses it with OnLoan and charges nothing.
-//   - beforeBan refuses a call on a banned key, unless the call has Always. A ban begins in afterBan, when the limits refuse a key because too
-//     few units are left, if the key had a record before the call. plan.bans says when no ban begins, such as while units of the key are on
-//     loan.
+//   - A key with units on loan has lentFlag, so plain never decides it. Units on loan are neither in use nor free:
+//     beforeLoan puts them into request.OnLoan, so that the limits grant only what is left beside them. A refusal that
+//     depends on them has answer.OnLoan (afterLoan): the limiter then recalls the loans and calls once more
+//     (limiter/loan.go). A call with Call.Whole wants all that it can get at once: if returned units could grant it
+//     more, beforeLoan refuses it with OnLoan and charges nothing.
+//   - beforeBan refuses a call on a banned key, unless the call has Always. A ban begins in afterBan, when the limits
+//     refuse a key because too few units are left, if the key had a record before the call. plan.bans says when no ban
+//     begins, such as while units of the key are on loan.
 //
-// When followers are told of a change: note queues the changed record, and Drain sends it to the followers some milliseconds later. Under a
-// durability of None no follower is told: another process gets the record only when the partition moves.
+// When followers are told of a change: note queues the changed record, and Drain sends it to the followers some
+// milliseconds later. Under a durability of None no follower is told: another process gets the record only when the
+// partition moves.
 //
-// When the caller waits for that: if the answer has a Ticket, the caller of Store.DecideTo waits until the backup or the disk has confirmed
-// the change. afterGuard gives Tickets to granted calls:
+// When the caller waits for that: if the answer has a Ticket, the caller of Store.DecideTo waits until the backup or
+// the disk has confirmed the change. afterGuard gives Tickets to granted calls:
 //
 //	none, async              never
-//	escrow, without persist  to a call with a request id, to a reservation (but not of an atomic check), and to units beyond the escrowed
-//	                         amount, which the backup counts as spent before they are (escrow.go)
+//	escrow, without persist  to a call with a request id, to a reservation (but not of an atomic check), and to units
+//	                         beyond the escrowed amount, which the backup counts as spent before they are (escrow.go)
 //	escrow with persist      always, if a change waits for confirmation
 //	sync                     always, if a change waits for confirmation
 //
 // No caller waits for a backup while there is none that is current.
 //
-// Under escrow and sync, afterBan gives one to the refusal that begins a ban, beforeID to a repeated answer, and extend to an extension. Other
-// refusals have none, although count_denied or a changed rule may have changed the state. If such a change is lost, the followers admit as
-// much as if the refused call had never been made.
+// Under escrow and sync, afterBan gives one to the refusal that begins a ban, beforeID to a repeated answer, and extend
+// to an extension. Other refusals have none, although count_denied or a changed rule may have changed the state. If
+// such a change is lost, the followers admit as much as if the refused call had never been made.
 //
 // Other files must keep:
 //
 //   - A before function that answers or fails a call has charged nothing. It may have ended loans and reservations
 //     whose time was over. refundCall and extend are exceptions: they answer in before, and do change the state.
-//   - content.lower precedes every operation that may charge a state with pending reservations (concernHolds): they then know how many of
-//     their units are still there.
-//   - What a state takes from the arena is counted to the record's spec (share.go): between setTaker and endTaker, where the share's bounds
-//     hold, or within counted, where they do not.
+//   - content.lower precedes every operation that may charge a state with pending reservations (concernHolds): they
+//     then know how many of their units are still there.
+//   - What a state takes from the arena is counted to the record's spec (share.go): between setTaker and endTaker,
+//     where the share's bounds hold, or within counted, where they do not.
 //   - A new key's state comes from makeState, which makes it full if an earlier holder's count is lost (cold.go).
-//   - A change of a record is followed by note, with the mark from before the change, or with 0 if the whole state must be sent. note does
-//     nothing if no follower has to be told.
-//   - A rule with a Ban has no limit with CountDenied (policy sees to that): plain would count a refusal, and charge would count it again.
-//   - charge may drop the record. An after function uses p.r only if the call was granted, if p.denied is set, or if p.made is not set.
+//   - A change of a record is followed by note, with the mark from before the change, or with 0 if the whole state must
+//     be sent. note does nothing if no follower has to be told.
+//   - A rule with a Ban has no limit with CountDenied (policy sees to that): plain would count a refusal, and charge
+//     would count it again.
+//   - charge may drop the record. An after function uses p.r only if the call was granted, if p.denied is set, or if
+//     p.made is not set.
 
 // concernSet is a set of concerns.
 type concernSet uint16
@@ -97,8 +107,8 @@ const (
 	concernExtension                          // settle.go: the call adds to a reservation
 )
 
-// plan is the data of one call in decide. The Call and the Answer are arguments beside it: the compiler would move them to the heap if one
-// struct held them together with a state.
+// plan is the data of one call in decide. The Call and the Answer are arguments beside it: the compiler would move them
+// to the heap if one struct held them together with a state.
 type plan struct {
 	concerns concernSet
 	part     *partition
@@ -154,8 +164,8 @@ func (c *Call) ownConcerns() (of concernSet) {
 	return of
 }
 
-// decide decides a call that plain has not decided. answer must be zero, but for a Decision that plain has written. After an error its contents
-// mean nothing.
+// decide decides a call that plain has not decided. answer must be zero, but for a Decision that plain has written.
+// After an error its contents mean nothing.
 func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
 	if !part.open {
 		return ErrShut
@@ -175,9 +185,9 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	return nil
 }
 
-// plain decides a request without concerns, or with concernBan alone, on a partition that is open. It returns false, and has charged
-// nothing, if decide must decide it: stateOf finds no record under this very rule without flags (it is banned or on loan), there is no memory, or the
-// rule has a Ban and the request is refused or has Always.
+// plain decides a request without concerns, or with concernBan alone, on a partition that is open. It returns false,
+// and has charged nothing, if decide must decide it: stateOf finds no record under this very rule without flags (it is
+// banned or on loan), there is no memory, or the rule has a Ban and the request is refused or has Always.
 func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision, d *algo.Decision) bool {
 	if rule.Ban > 0 && r.Always {
 		return false // plain would charge an Always request that is refused, and charge would charge it again
@@ -224,8 +234,9 @@ func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// locate finds the key's record and converts it to the rule, or makes a new record. Then it calls the before functions of what a record can
-// have: loans, and a ban. It answers a peek at a key without a record from a fresh state, and makes no record.
+// locate finds the key's record and converts it to the rule, or makes a new record. Then it calls the before functions
+// of what a record can have: loans, and a ban. It answers a peek at a key without a record from a fresh state, and
+// makes no record.
 func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err error) {
 	slot, found := sh.find(&p.part.table, p.k.Hash, p.rule.Scope, p.k.Key)
 	if !found {
@@ -253,9 +264,9 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// charge has the limits decide. If they fail or grant nothing, it drops a record that was made for the call, unless they have counted the
-// refusal and the state differs from a new one. p.r is invalid once the record is dropped, so charge resets p.denied: otherwise after would give
-// p.r to note.
+// charge has the limits decide. If they fail or grant nothing, it drops a record that was made for the call, unless
+// they have counted the refusal and the state differs from a new one. p.r is invalid once the record is dropped, so
+// charge resets p.denied: otherwise after would give p.r to note.
 func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	limits := p.rule.Limits
 	number := uint32(p.r.words[1] >> 32)
@@ -276,8 +287,9 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	return err
 }
 
-// after calls the concerns' after functions. The order matters: afterGuard's ticket covers what note, afterID and afterReservation have
-// queued for the followers. afterBan may make one more change, and then sets a later ticket itself.
+// after calls the concerns' after functions. The order matters: afterGuard's ticket covers what note, afterID and
+// afterReservation have queued for the followers. afterBan may make one more change, and then sets a later ticket
+// itself.
 func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 	granted := answer.Granted > 0
 	if p.has(concernCopy) && (granted || p.denied) {
@@ -349,7 +361,8 @@ func (sh *shard) adopted(part *partition, slot uint32, rule *Rule, now algo.Inst
 	return r, err
 }
 
-// existing calls f with the key's record, converted to the given rule, if the key has one. f reports whether it changed the state.
+// existing calls f with the key's record, converted to the given rule, if the key has one. f reports whether it changed
+// the state.
 func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, f func(record) bool) error {
 	slot, ok := sh.find(&part.table, k.Hash, rule.Scope, k.Key)
 	if !ok {

@@ -18,7 +18,8 @@ import (
 // once, so that in the ordinary case no answer waits. What a key has not used for a while is given back: the key
 // becomes pending, and its message allows nothing. That is looked for by Drain and by Sweep.
 //
-// Under a rule with Persist there are no allowances: each answer waits for the disk, which takes longer than the backup.
+// Under a rule with Persist there are no allowances: each answer waits for the disk, which takes longer than the
+// backup.
 
 // quietAfter is how long after its last grant a key's allowance is given back.
 const quietAfter = time.Second
@@ -199,8 +200,8 @@ func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 	}
 }
 
-// afterGuard gives the answer to a grant the ticket that it needs. An allowance stands for units only: a request id or a
-// reservation that the caller has been told of must be in the copy. The reservation of an atomic check is not told to
+// afterGuard gives the answer to a grant the ticket that it needs. An allowance stands for units only: a request id or
+// a reservation that the caller has been told of must be in the copy. The reservation of an atomic check is not told to
 // the caller.
 func (sh *shard) afterGuard(p *plan, call *Call, answer *Answer) {
 	if p.rule.Durability < Escrow || answer.Degraded && !p.rule.Persist {

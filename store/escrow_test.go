@@ -50,7 +50,8 @@ func allowed(t *testing.T, w time.Duration) (r *Rule, holder, copied *Store, l *
 	return r, holder, copied, l
 }
 
-// TestAllowance: what may be admitted ahead of the copy is two twentieths of the smallest limit, and the copy charges it.
+// TestAllowance: what may be admitted ahead of the copy is two twentieths of the smallest limit, and the copy charges
+// it.
 func TestAllowance(t *testing.T) {
 	r := rule("p", window(10000, time.Hour), window(100, minute)).under(Escrow)
 	holder, copied, l := followed(t)
@@ -126,8 +127,8 @@ func TestMergeRequestIDs(t *testing.T) {
 	}
 }
 
-// TestInheritedAtShut: what a lost holder may have admitted to strict rules stays owed, also to the backup of who has handed the
-// partition over, until it is certain that it admits no more.
+// TestInheritedAtShut: what a lost holder may have admitted to strict rules stays owed, also to the backup of who has
+// handed the partition over, until it is certain that it admits no more.
 func TestInheritedAtShut(t *testing.T) {
 	strict, plain := rule("strict", window(100, minute)), rule("plain", window(100, minute))
 	strict.Durability, strict.Strict, plain.Durability = Escrow, true, Escrow
@@ -154,7 +155,8 @@ func TestInheritedAtShut(t *testing.T) {
 	}
 }
 
-// TestGivenBackWithRecord: the copy is told of a record that is gone and had an allowance. It keeps neither, and charges nothing to a later record.
+// TestGivenBackWithRecord: the copy is told of a record that is gone and had an allowance. It keeps neither, and
+// charges nothing to a later record.
 func TestGivenBackWithRecord(t *testing.T) {
 	r, holder, copied, l := allowed(t, time.Second/2)
 	now := quietAfter / 2
@@ -170,9 +172,9 @@ func TestGivenBackWithRecord(t *testing.T) {
 	expect.Equal(t, left(t, copied, r, now, l), 99, "are left of 100 after 1")
 }
 
-// TestAllowanceAfterSplit: what a lost holder may have admitted to strict rules ahead of its backup's copy counts as well once the
-// backup, which has charged it, is merged with a process that had claimed the partition by a copy that came without an allowance:
-// the receiver of a move that was in flight.
+// TestAllowanceAfterSplit: what a lost holder may have admitted to strict rules ahead of its backup's copy counts as
+// well once the backup, which has charged it, is merged with a process that had claimed the partition by a copy that
+// came without an allowance: the receiver of a move that was in flight.
 func TestAllowanceAfterSplit(t *testing.T) {
 	r := rule("p", window(100, minute)).under(Escrow).strict()
 	holder, backup, l := followed(t)
@@ -218,7 +220,8 @@ func TestAllowanceLater(t *testing.T) {
 		"are left of 100 after 12, and 10 that may have been admitted")
 }
 
-// TestNoAllowanceOfOthers: neither who gets the partition by a move is told of allowances nor a copy of keys that have come under another durability.
+// TestNoAllowanceOfOthers: neither who gets the partition by a move is told of allowances nor a copy of keys that have
+// come under another durability.
 func TestNoAllowanceOfOthers(t *testing.T) {
 	r, holder, copied, l := allowed(t, minute)
 	receiver := New(Config{Shut: true})
@@ -232,7 +235,8 @@ func TestNoAllowanceOfOthers(t *testing.T) {
 	expect.Equal(t, left(t, copied, waits, 0, l), 98, "are left of 100 after 2, of which none was admitted ahead")
 }
 
-// TestAllowanceBesideWhatIsOwed: a backup that takes over charges what its holder may have admitted and what one before that may have, too.
+// TestAllowanceBesideWhatIsOwed: a backup that takes over charges what its holder may have admitted and what one before
+// that may have, too.
 func TestAllowanceBesideWhatIsOwed(t *testing.T) {
 	r := rule("p", window(100, minute)).under(Escrow)
 	holder, copied, l := followed(t)
@@ -246,8 +250,8 @@ func TestAllowanceBesideWhatIsOwed(t *testing.T) {
 	expect.Equal(t, left(t, copied, r, 0, l), 100-1-10-5-7, "are left of 100")
 }
 
-// TestOwedIsChargedBesideReservations: a cancel takes nothing of what was charged because it may have been admitted, and the followers of who has taken
-// over hear of that charge.
+// TestOwedIsChargedBesideReservations: a cancel takes nothing of what was charged because it may have been admitted,
+// and the followers of who has taken over hear of that charge.
 func TestOwedIsChargedBesideReservations(t *testing.T) {
 	r := rule("p", window(100, minute)).under(Escrow).strict()
 	holder, copied, l := followed(t)

@@ -80,8 +80,8 @@ func TestReleaseWhereTheUnitsAre(t *testing.T) {
 	}
 }
 
-// TestReleaseByTheHolder: a copy keeps the units until the holder has given them back, also past the ttl, and gives them
-// back if it takes over before that.
+// TestReleaseByTheHolder: a copy keeps the units until the holder has given them back, also past the ttl, and gives
+// them back if it takes over before that.
 func TestReleaseByTheHolder(t *testing.T) {
 	for _, d := range []Durability{Async, Escrow, Sync} {
 		for _, told := range []bool{false, true} {

@@ -9,8 +9,9 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// BenchmarkReplicate is one decision for one of some thousand keys of one partition, alone and with a follower for which
-// everything is drained as often as every 25 ms would be at 100,000 decisions a second. The drains are in the figure.
+// BenchmarkReplicate is one decision for one of some thousand keys of one partition, alone and with a follower for
+// which everything is drained as often as every 25 ms would be at 100,000 decisions a second. The drains are in the
+// figure.
 func BenchmarkReplicate(b *testing.B) {
 	const keys, flush = 5000, 2500
 	for _, a := range []struct {

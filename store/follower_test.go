@@ -153,8 +153,8 @@ func accounted(t *testing.T, s *Store) {
 	expect.Equal(t, len(sh.specOf), 0, "specs are left: %v", sh.specOf)
 }
 
-// TestCopyEquals makes random calls on a holder and compares both sides whenever everything has been delivered: where all rules have Persist,
-// also what is on the disk that follows the copy.
+// TestCopyEquals makes random calls on a holder and compares both sides whenever everything has been delivered: where
+// all rules have Persist, also what is on the disk that follows the copy.
 func TestCopyEquals(t *testing.T) {
 	limits := []algo.Limits{
 		{log(20, minute)}, {log(30, minute), log(5, time.Second)}, {window(10, minute)}, {log(12, 2*minute)},
@@ -295,8 +295,8 @@ func (a admissions) most(w time.Duration) (most int64) {
 	return most
 }
 
-// TestChanged: whatever comes to be pending is named once at least, and what was named and has been drained is not named
-// again before something new is pending.
+// TestChanged: whatever comes to be pending is named once at least, and what was named and has been drained is not
+// named again before something new is pending.
 func TestChanged(t *testing.T) {
 	const partitions = 130 // more than two words of bits
 	limits := []algo.Limit{log(20, minute), window(10, minute), {Algorithm: algo.TokenBucket, Limit: 9, Window: minute}}
@@ -467,7 +467,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestEscrowSeldomWaits shows what escrow is for: with a drain whenever one is asked for, a key in steady use waits once.
+// TestEscrowSeldomWaits shows what escrow is for: with a drain whenever one is asked for, a key in steady use waits
+// once.
 func TestEscrowSeldomWaits(t *testing.T) {
 	urgent := 0
 	holder, copy := New(Config{Urgent: func(int) { urgent++ }}), New(Config{Shut: true})
@@ -727,8 +728,8 @@ func TestRepeatWaitsToo(t *testing.T) {
 	}
 }
 
-// TestRepeatAfterMove: whoever takes a partition over waits for nobody to repeat what was answered before, since the backup that it gets
-// has everything.
+// TestRepeatAfterMove: whoever takes a partition over waits for nobody to repeat what was answered before, since the
+// backup that it gets has everything.
 func TestRepeatAfterMove(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {
 		r := rule("p", log(50, minute)).under(durability)
@@ -752,8 +753,8 @@ func TestRepeatAfterMove(t *testing.T) {
 	}
 }
 
-// TestOtherAnswersWait: a renewal waits for the copy, and so do an extension of a reservation's time alone and a commit that charges more,
-// also when it is repeated. Under escrow the reservation of an atomic check does not.
+// TestOtherAnswersWait: a renewal waits for the copy, and so do an extension of a reservation's time alone and a commit
+// that charges more, also when it is repeated. Under escrow the reservation of an atomic check does not.
 func TestOtherAnswersWait(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {
 		s := New(Config{})
@@ -866,8 +867,9 @@ func TestReservations(t *testing.T) {
 	accounted(t, s)
 }
 
-// TestReservationEndsWithHolders: a copy reads how long a reservation is still pending when the message arrives, so later than the
-// holder counts. What the holder tells of the record after its end ends it there as well: there would be nothing to undo.
+// TestReservationEndsWithHolders: a copy reads how long a reservation is still pending when the message arrives, so
+// later than the holder counts. What the holder tells of the record after its end ends it there as well: there would be
+// nothing to undo.
 func TestReservationEndsWithHolders(t *testing.T) {
 	for _, d := range []Durability{None, Sync} {
 		a, b := New(Config{}), New(Config{Shut: true})
@@ -978,8 +980,8 @@ func TestCountedRefusalWhereTheCountIsLost(t *testing.T) {
 	expect.True(t, !decide(t, s, r, "k", at(now), cost(1)).Allowed, "a counted refusal is forgotten")
 }
 
-// TestResetOfWhatIsOwed: what a lost holder may have admitted to a strict rule ahead of its copy is reset like the rest, also where the record stays
-// for what is on loan.
+// TestResetOfWhatIsOwed: what a lost holder may have admitted to a strict rule ahead of its copy is reset like the
+// rest, also where the record stays for what is on loan.
 func TestResetOfWhatIsOwed(t *testing.T) {
 	for _, lent := range []int64{0, 16} {
 		holder, copied, l := followed(t)
@@ -1043,8 +1045,8 @@ func TestTakeOverStrict(t *testing.T) {
 	}
 }
 
-// TestChunkIsChecked truncates and changes a chunk in every place: an error or not, but no panic, and the store still adds
-// up afterwards.
+// TestChunkIsChecked truncates and changes a chunk in every place: an error or not, but no panic, and the store still
+// adds up afterwards.
 func TestChunkIsChecked(t *testing.T) {
 	chunk := sampleChunk(t)
 	for i := range chunk {
@@ -1121,7 +1123,8 @@ func FuzzApply(f *testing.F) {
 	})
 }
 
-// A store that hears of a time zone for the first time finds it, outside its locks; a zone that nobody knows makes no state.
+// A store that hears of a time zone for the first time finds it, outside its locks; a zone that nobody knows makes no
+// state.
 func TestCopyZones(t *testing.T) {
 	berlin := must.Value(time.LoadLocation("Europe/Berlin"))(t)
 	for _, tt := range []struct {
@@ -1146,7 +1149,8 @@ func TestCopyZones(t *testing.T) {
 	}
 }
 
-// TestReloadTellsKeptKeys: a key that was under a durability of None is told to the backup as a whole once a reload has changed that.
+// TestReloadTellsKeptKeys: a key that was under a durability of None is told to the backup as a whole once a reload has
+// changed that.
 func TestReloadTellsKeptKeys(t *testing.T) {
 	none, kept := rule("p", log(100, minute)), rule("p", log(100, minute))
 	none.Durability = None

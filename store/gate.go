@@ -123,7 +123,8 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 }
 
 // wait makes an answer wait for what has been charged so far, if there is a current backup, and under a rule with
-// Persist for the disk. The call need not have changed anything itself. It returns 0 when they have confirmed everything.
+// Persist for the disk. The call need not have changed anything itself. It returns 0 when they have confirmed
+// everything.
 func (sh *shard) wait(part *partition, p int, rule *Rule) uint64 {
 	if rule.Persist && part.saved {
 		return sh.waitSaved(part, p)

@@ -35,9 +35,9 @@ func TestRequestIDsLost(t *testing.T) {
 	}
 }
 
-// TestEqualHashesAcrossStores: what belongs to one key is not found under another one of the same hash, on copies neither. It does the same at
-// random to stores whose 60 states have 16 hashes between them and to stores whose
-// hashes differ, while the partition is copied, moved, claimed from its copy and merged, and compares all answers.
+// TestEqualHashesAcrossStores: what belongs to one key is not found under another one of the same hash, on copies
+// neither. It does the same at random to stores whose 60 states have 16 hashes between them and to stores whose hashes
+// differ, while the partition is copied, moved, claimed from its copy and merged, and compares all answers.
 func TestEqualHashesAcrossStores(t *testing.T) {
 	rules := []*Rule{
 		rule("log", log(6, time.Second)), rule("window", window(6, time.Second)),

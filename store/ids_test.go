@@ -13,8 +13,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestBurstOfIDs: the owner is lost while it tells its copy of a burst of request ids of a long key, in chunks of the size that nodes
-// send. Whatever has arrived, all answers of both nodes together admit the limit and no more.
+// TestBurstOfIDs: the owner is lost while it tells its copy of a burst of request ids of a long key, in chunks of the
+// size that nodes send. Whatever has arrived, all answers of both nodes together admit the limit and no more.
 func TestBurstOfIDs(t *testing.T) {
 	const burst = 1000
 	r := rule("p", log(burst, minute)).under(Sync)
@@ -60,8 +60,9 @@ func TestBurstOfIDs(t *testing.T) {
 	}
 }
 
-// TestIDsOverACrash: the owner is lost after any part of what it had to tell. Callers then repeat all that they have asked for, under
-// the same ids: what is in use is not less than after one owner. An id that the copy has confirmed is not charged again.
+// TestIDsOverACrash: the owner is lost after any part of what it had to tell. Callers then repeat all that they have
+// asked for, under the same ids: what is in use is not less than after one owner. An id that the copy has confirmed is
+// not charged again.
 func TestIDsOverACrash(t *testing.T) {
 	for seed := range seeds(400) {
 		rng := rand.New(rand.NewPCG(seed, 1))

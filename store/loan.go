@@ -177,7 +177,8 @@ type Lent struct {
 // Lend charges what a borrower reports as spent, lends what it asks for as far as there is room, and renews its loan;
 // see algo.Limits.Report and Lend. A report is charged in any case: also under a strict rule without a lease, and
 // without memory for more keys. An unknown loan ends at once, and what may be left of it is charged, if there is no
-// memory for it, if all loans have their part of it, or if its caller has more than a fair part of the key's algo.MaxLoans.
+// memory for it, if all loans have their part of it, or if its caller has more than a fair part of the key's
+// algo.MaxLoans.
 //
 // Nothing is lent where the limits are not Lendable, where the key is banned, and, under Escrow, Sync and strict rules,
 // while no backup is current: the copy must know what was lent. A strict rule's loan does not outlive the lease that it
@@ -290,8 +291,8 @@ func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b 
 	}
 }
 
-// Recall returns the loans of a key of which units are on loan, those with the most first, and sees to it that no more are
-// lent before there is room again: a request needs them. What their borrowers return is told by Lend.
+// Recall returns the loans of a key of which units are on loan, those with the most first, and sees to it that no more
+// are lent before there is room again: a request needs them. What their borrowers return is told by Lend.
 func (s *Store) Recall(k Key, scope string, now algo.Instant) (loans []algo.Loan, err error) {
 	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) error {
 		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {

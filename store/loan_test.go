@@ -349,8 +349,8 @@ func (d *debtor) hear(sent time.Duration, a Lent) {
 	}
 }
 
-// TestLoanCrash has borrowers and a holder whose copy takes over: judged by when borrowers really spent, nothing is admitted beyond
-// the limit, under a durability that says so.
+// TestLoanCrash has borrowers and a holder whose copy takes over: judged by when borrowers really spent, nothing is
+// admitted beyond the limit, under a durability that says so.
 func TestLoanCrash(t *testing.T) {
 	const limit, w = 200, 2 * time.Second
 	for _, d := range []Durability{Escrow, Sync} {
@@ -499,8 +499,8 @@ func TestLoanReportsAreBounded(t *testing.T) {
 	}
 }
 
-// TestLoanWithoutMemory: a loan that is not known is not kept where there is no memory for it. What was spent of it and what is left
-// is charged, as far as such a report is believed, and it has ended.
+// TestLoanWithoutMemory: a loan that is not known is not kept where there is no memory for it. What was spent of it and
+// what is left is charged, as far as such a report is believed, and it has ended.
 func TestLoanWithoutMemory(t *testing.T) {
 	s := New(Config{MaxBytes: 1 << 22})
 	r := rule("p", log(100, 10*time.Second))
@@ -533,8 +533,8 @@ func TestLoanWithoutMemory(t *testing.T) {
 	accounted(t, s)
 }
 
-// TestPartialBesideLoans: what is on loan stands in the way of a request that is refused, or makes it wait for longer, also where it is less than that
-// asks for, unless the request never passes.
+// TestPartialBesideLoans: what is on loan stands in the way of a request that is refused, or makes it wait for longer,
+// also where it is less than that asks for, unless the request never passes.
 func TestPartialBesideLoans(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(100, minute))
@@ -552,8 +552,8 @@ func TestPartialBesideLoans(t *testing.T) {
 	}
 }
 
-// TestChargeBesideLoans: what is to be charged regardless of room waits for units on loan where these, returned, are room for it, and for none where
-// there is room without them, or too little with them; nor a second time.
+// TestChargeBesideLoans: what is to be charged regardless of room waits for units on loan where these, returned, are
+// room for it, and for none where there is room without them, or too little with them; nor a second time.
 func TestChargeBesideLoans(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(100, minute))
@@ -578,8 +578,8 @@ func TestChargeBesideLoans(t *testing.T) {
 	expect.True(t, got.OnLoan == 0 && got.Excess == 10 && got.Over, "a commit after a recall in vain: %+v", got)
 }
 
-// TestLoanBecomesConcurrency: what was on loan when a policy became one of leases is none of them, whether it is reported, ends, or is of a Quota's
-// rate.
+// TestLoanBecomesConcurrency: what was on loan when a policy became one of leases is none of them, whether it is
+// reported, ends, or is of a Quota's rate.
 func TestLoanBecomesConcurrency(t *testing.T) {
 	s := New(Config{})
 	before, leases := rule("p", log(100, minute)), rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 20, Window: minute})
@@ -600,8 +600,8 @@ func TestLoanBecomesConcurrency(t *testing.T) {
 	accounted(t, s)
 }
 
-// TestLoanPlaces: no caller takes all places for a key's loans. A report for which there is none ends its loan: what is left of that
-// is charged.
+// TestLoanPlaces: no caller takes all places for a key's loans. A report for which there is none ends its loan: what is
+// left of that is charged.
 func TestLoanPlaces(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(1_000_000, 10*time.Second))
@@ -631,8 +631,8 @@ func TestLoanPlaces(t *testing.T) {
 	accounted(t, s)
 }
 
-// TestLoanChecks: each check that a borrower tells of is counted once, whatever is repeated or comes late, and no more than the units
-// that are charged can have been.
+// TestLoanChecks: each check that a borrower tells of is counted once, whatever is repeated or comes late, and no more
+// than the units that are charged can have been.
 func TestLoanChecks(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(1000, 10*time.Second))
@@ -678,7 +678,8 @@ func TestEndedLoansOnCopies(t *testing.T) {
 	}
 }
 
-// TestLoanBecomesStrict: when a policy becomes strict, loans that were lent before end in time, and none is prolonged beyond the lease.
+// TestLoanBecomesStrict: when a policy becomes strict, loans that were lent before end in time, and none is prolonged
+// beyond the lease.
 func TestLoanBecomesStrict(t *testing.T) {
 	s := New(Config{})
 	before := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 3600, Window: time.Hour})

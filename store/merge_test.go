@@ -324,8 +324,9 @@ func TestMergeFollowers(t *testing.T) {
 	}
 }
 
-// TestMergeForgetsStrictIDs: the side without a grant has charged two ids that it never answers, and the join holds one of these charges.
-// A repetition of one is not answered as admitted without a charge. What both sides know, and what is not strict, is answered as before.
+// TestMergeForgetsStrictIDs: the side without a grant has charged two ids that it never answers, and the join holds one
+// of these charges. A repetition of one is not answered as admitted without a charge. What both sides know, and what is
+// not strict, is answered as before.
 func TestMergeForgetsStrictIDs(t *testing.T) {
 	for _, strict := range []bool{false, true} {
 		r := &Rule{Scope: "p", Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 10, Window: minute}}, Strict: strict}
@@ -362,8 +363,9 @@ func TestMergeForgetsStrictIDs(t *testing.T) {
 	}
 }
 
-// TestMergeForgetsStrictIDsOfStatesThatEnded: a strict charge that was never answered leaves the window before the merge, and its id is
-// still known. A repetition is not answered as admitted: the other side may have admitted as much in that window.
+// TestMergeForgetsStrictIDsOfStatesThatEnded: a strict charge that was never answered leaves the window before the
+// merge, and its id is still known. A repetition is not answered as admitted: the other side may have admitted as much
+// in that window.
 func TestMergeForgetsStrictIDsOfStatesThatEnded(t *testing.T) {
 	for _, merging := range []int{0, 1} { // the side that takes the other's content in
 		r := &Rule{Scope: "p", Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 2, Window: time.Second}}, Strict: true}
@@ -409,8 +411,8 @@ func TestMergeLeases(t *testing.T) {
 	expect.True(t, ok && err == nil, "a lease got lost: %v, %v", ok, err)
 }
 
-// TestDecideAgainstEverything has callers decide while drains, moves, merges and reloads go on: no admission is lost or made
-// twice.
+// TestDecideAgainstEverything has callers decide while drains, moves, merges and reloads go on: no admission is lost or
+// made twice.
 func TestDecideAgainstEverything(t *testing.T) {
 	const callers, keys = 4, 50
 	rounds := 3000

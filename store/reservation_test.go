@@ -90,8 +90,8 @@ func TestRefundBesideReservation(t *testing.T) {
 	expect.Equal(t, decide(t, s, r, "k", at(0), cost(0)).Remaining, 9, "are left of 10 after 1")
 }
 
-// TestCancelOfCarriedDebt: a cancel gives nothing back of a window that has ended, neither the debt that is carried nor the refusals that are
-// counted in the next one.
+// TestCancelOfCarriedDebt: a cancel gives nothing back of a window that has ended, neither the debt that is carried nor
+// the refusals that are counted in the next one.
 func TestCancelOfCarriedDebt(t *testing.T) {
 	r := rule("p", algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: minute, CarryDebt: true, CountDenied: true})
 	for _, requestID := range []string{"", "a"} {
@@ -170,8 +170,9 @@ func TestChargeOnce(t *testing.T) {
 	expect.True(t, a.Granted == 0 && a.Remaining == 2, "repeated when there is room: %+v", a)
 }
 
-// TestRequestIDOfAnotherOperation: a request id is of one operation. One that was used for a check, a reservation or an extension is
-// not taken for another of equal cost, which would be answered as granted and charge nothing; also not by a copy.
+// TestRequestIDOfAnotherOperation: a request id is of one operation. One that was used for a check, a reservation or an
+// extension is not taken for another of equal cost, which would be answered as granted and charge nothing; also not by
+// a copy.
 func TestRequestIDOfAnotherOperation(t *testing.T) {
 	r := rule("p", log(100, minute))
 	check := func(*testing.T, *Store, Key) Call { return Call{} }
@@ -245,8 +246,8 @@ func TestRequestIDOfAnotherOperation(t *testing.T) {
 	}
 }
 
-// TestBoundedCommit: a bounded commit charges no more beyond its reservation than the largest limit, and changes nothing when it
-// would.
+// TestBoundedCommit: a bounded commit charges no more beyond its reservation than the largest limit, and changes
+// nothing when it would.
 func TestBoundedCommit(t *testing.T) {
 	bucket := algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Second, Capacity: 20}
 	for _, test := range []struct {
@@ -276,8 +277,8 @@ func TestBoundedCommit(t *testing.T) {
 	}
 }
 
-// TestBoundedCommitsTogether: bounded commits, however many reservations they end, bring a key no further beyond its limit than the
-// limit once more.
+// TestBoundedCommitsTogether: bounded commits, however many reservations they end, bring a key no further beyond its
+// limit than the limit once more.
 func TestBoundedCommitsTogether(t *testing.T) {
 	s := New(Config{Partitions: 1})
 	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 20, Window: 20 * time.Second})
@@ -312,7 +313,8 @@ func TestReservationsExpire(t *testing.T) {
 	expect.True(t, !known && err == nil, "pending at its end: %v, %v", known, err)
 }
 
-// TestAtomicBeyondTheKeysBound: the reservations of atomic checks, which end with the check, are not bounded by the key.
+// TestAtomicBeyondTheKeysBound: the reservations of atomic checks, which end with the check, are not bounded by the
+// key.
 func TestAtomicBeyondTheKeysBound(t *testing.T) {
 	s := New(Config{MaxKeyReservations: 1})
 	r := rule("p", log(10, time.Hour))
@@ -365,8 +367,8 @@ func TestAnswersOfOneID(t *testing.T) {
 	want(&other, "after the end of the first", 3)
 }
 
-// TestAnswersAfterAllHaveEnded: a follower is told of an answer with which nothing has changed, and of the first one after all others have been
-// forgotten.
+// TestAnswersAfterAllHaveEnded: a follower is told of an answer with which nothing has changed, and of the first one
+// after all others have been forgotten.
 func TestAnswersAfterAllHaveEnded(t *testing.T) {
 	holder, _, l := followed(t)
 	r := rule("p", algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: minute, MaxDebt: 1})
@@ -381,7 +383,8 @@ func TestAnswersAfterAllHaveEnded(t *testing.T) {
 	}
 }
 
-// A charge whatever there is room for, of which nothing fits below the debt that may be, leaves no reservation, and its request id says so.
+// A charge whatever there is room for, of which nothing fits below the debt that may be, leaves no reservation, and its
+// request id says so.
 func TestReservationOfNothing(t *testing.T) {
 	s, r := New(Config{}), rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, MaxDebt: 1, Window: time.Hour})
 	forced := func(n uint64, id string) Call {

@@ -8,8 +8,8 @@ import "github.com/weirlimit/weir/cluster/ownership"
 // disk is the follower that writes to the disk; nil: there is none.
 func (p *partition) disk() *follower { return p.follower(ownership.Disk) }
 
-// keeps reports whether the disk gets what an answer under a rule with Persist admits, as its durability promises: while
-// the disk does not have all of the partition yet, answers of Escrow and Sync wait for that.
+// keeps reports whether the disk gets what an answer under a rule with Persist admits, as its durability promises:
+// while the disk does not have all of the partition yet, answers of Escrow and Sync wait for that.
 func (p *partition) keeps(rule *Rule) bool {
 	f := p.disk()
 	return f != nil && (f.current || rule.Durability >= Escrow)

@@ -120,7 +120,8 @@ func TestDiskForgets(t *testing.T) {
 	has("p/a")
 }
 
-// TestDiskSkipsAnswers: request ids and reservations of rules without Persist cost the disk nothing, and those with it are told.
+// TestDiskSkipsAnswers: request ids and reservations of rules without Persist cost the disk nothing, and those with it
+// are told.
 func TestDiskSkipsAnswers(t *testing.T) {
 	d := &disked{Store: New(Config{}), t: t}
 	with, without := rule("with", window(9, time.Minute)), rule("without", window(9, time.Minute))

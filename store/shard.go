@@ -24,7 +24,8 @@ var (
 //	word 0   hash of scope and key
 //	word 1   spec number << 32 | flags << 16 | length of the key in bytes
 //	word 2…  the state, as many words as the spec's limits take
-//	then     one word, where the spec's rule has a Ban: the Mono instant at which the key's ban ends, if it has bannedFlag
+//	then     one word, where the spec's rule has a Ban: the Mono instant at which the key's ban ends, if it has
+//	         bannedFlag
 //	then     the key's bytes, padded to whole words
 const headWords = 2
 
@@ -141,8 +142,8 @@ type content struct {
 type extras struct {
 	// What every change reads comes first, in one cache line.
 
-	// version counts the changes made while there is a follower. A copy's says how far it has come by its holder's count,
-	// and counts what the disk is to be told until the next chunk.
+	// version counts the changes made while there is a follower. A copy's says how far it has come by its holder's
+	// count, and counts what the disk is to be told until the next chunk.
 	version uint64
 	// owed is what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
 	// marked owedFlag. A holder has some left for strict rules until TakeOverStrict.
@@ -383,8 +384,9 @@ func (sh *shard) discard(ref algo.Ref) {
 	sh.unref(number)
 }
 
-// adopt brings the record at a slot of c under the given rule when it is under another one, and reports whether that changed anything about it.
-// The table keeps its shape. Reservations lose where their units are if the limits are others.
+// adopt brings the record at a slot of c under the given rule when it is under another one, and reports whether that
+// changed anything about it. The table keeps its shape. Reservations lose where their units are if the limits are
+// others.
 func (sh *shard) adopt(c *content, slot uint32, rule *Rule, now algo.Instant) (changed bool, err error) {
 	old := c.ref(slot)
 	r := sh.record(old)

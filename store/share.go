@@ -177,14 +177,15 @@ func (s *shares) refused(scope, caller string) {
 	s.callers.find(caller).refused.Add(1)
 }
 
-// greedy reports whether one of several claimants of a resource, of which so many of most are used, may take no more of it: only the last part of
-// it is left, and the claimant has mine, more than a fair part.
+// greedy reports whether one of several claimants of a resource, of which so many of most are used, may take no more of
+// it: only the last part of it is left, and the claimant has mine, more than a fair part.
 func greedy(mine, used, most, claimants int64) bool {
 	return most > 0 && used > most-most/reserve && mine > most/claimants
 }
 
-// fair reports whether a caller, or where it is not known a share, may take more memory. Inline shares have one fair part together, because
-// callers can make them up; each has a portion of that, which counts earlier, so that there is something left of it.
+// fair reports whether a caller, or where it is not known a share, may take more memory. Inline shares have one fair
+// part together, because callers can make them up; each has a portion of that, which counts earlier, so that there is
+// something left of it.
 func (s *shares) fair(sp *spec, keys, bytes int64) bool {
 	over := func(a *account, ahead, claimants int64) bool {
 		return greedy(a.keys.Load(), keys+s.maxKeys/reserve*ahead, s.maxKeys, claimants) ||
@@ -212,8 +213,8 @@ func (s *shares) short(keys, bytes int64) bool {
 	return s.maxKeys > 0 && keys >= s.maxKeys-s.maxKeys/reserve || s.maxBytes > 0 && bytes >= s.maxBytes-s.maxBytes/reserve
 }
 
-// mayReserve says whether a caller may make one more reservation beside so many, of most, in a store of which so many bytes are used. The error
-// is ErrShareReservations or errShare.
+// mayReserve says whether a caller may make one more reservation beside so many, of most, in a store of which so many
+// bytes are used. The error is ErrShareReservations or errShare.
 func (s *shares) mayReserve(caller string, reservations, most, bytes int64) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -284,7 +285,8 @@ func (sh *shard) shareGrows(number uint32) bool {
 	return sh.store.shares.fair(sp, 0, sh.budget.used.Load())
 }
 
-// setTaker says that what the arena is asked for is for a state under the spec of that number, until endTaker: the bounds of its share hold for it.
+// setTaker says that what the arena is asked for is for a state under the spec of that number, until endTaker: the
+// bounds of its share hold for it.
 func (sh *shard) setTaker(number uint32) (used int) {
 	sh.budget.taker = number + 1
 	return sh.arena.InUse()

@@ -138,8 +138,8 @@ func (p *partition) stagedExtras() *extras {
 	return p.role.staging.extras
 }
 
-// emptied drops everything in a store, and fails the test when anything is counted then. As each record takes off its share what it
-// held, no share had another's bytes before.
+// emptied drops everything in a store, and fails the test when anything is counted then. As each record takes off its
+// share what it held, no share had another's bytes before.
 func emptied(t *testing.T, s *Store) {
 	t.Helper()
 	s.shares.mu.RLock()
@@ -165,8 +165,8 @@ func emptied(t *testing.T, s *Store) {
 	}
 }
 
-// TestSharesAgainstWalk makes random histories of calls by several callers, of sweeps, resets, changed policies, copies, moves,
-// claims and merges, and compares the counters with a walk all along.
+// TestSharesAgainstWalk makes random histories of calls by several callers, of sweeps, resets, changed policies,
+// copies, moves, claims and merges, and compares the counters with a walk all along.
 func TestSharesAgainstWalk(t *testing.T) {
 	for seed := range seeds(200) {
 		rng := rand.New(rand.NewPCG(seed, 21))
@@ -249,7 +249,8 @@ func TestSharesAgainstWalk(t *testing.T) {
 	}
 }
 
-// TestSharesAtTheBounds is the same where there is not enough room, so that keys are refused, make way and grow in vain.
+// TestSharesAtTheBounds is the same where there is not enough room, so that keys are refused, make way and grow in
+// vain.
 func TestSharesAtTheBounds(t *testing.T) {
 	refused := 0
 	for seed := range seeds(100) {
@@ -281,8 +282,8 @@ func TestSharesAtTheBounds(t *testing.T) {
 	expect.True(t, refused != 0, "nothing was refused")
 }
 
-// TestFullShare: a share at its bound has no room for new keys. Its known keys and everybody else go on, and what becomes idle makes
-// room.
+// TestFullShare: a share at its bound has no room for new keys. Its known keys and everybody else go on, and what
+// becomes idle makes room.
 func TestFullShare(t *testing.T) {
 	s := New(Config{})
 	full, other := rule("full", window(5, minute)), rule("other", window(5, minute))
@@ -367,8 +368,8 @@ func TestFairPartOfCallers(t *testing.T) {
 	expect.True(t, callers[0].Name == "greedy" && callers[0].Keys == 700 && callers[0].Refused == 2, "%+v", callers)
 }
 
-// TestReservationsOfOneCaller: who takes all the reservations that it gets leaves some for the others, on the node that the partition
-// moves to, too.
+// TestReservationsOfOneCaller: who takes all the reservations that it gets leaves some for the others, on the node that
+// the partition moves to, too.
 func TestReservationsOfOneCaller(t *testing.T) {
 	s, copied := New(Config{MaxReservations: 80}), New(Config{MaxReservations: 80, Shut: true})
 	r := rule("login", window(5, minute))
@@ -399,8 +400,8 @@ func TestReservationsOfOneCaller(t *testing.T) {
 	expect.True(t, callers[0].Name == "greedy" && callers[0].Refused == 1, "%+v", callers)
 }
 
-// TestRequestIDsOfOneCaller: however many request ids a caller uses, those of others with fewer go on being remembered, in copies and
-// after a move as well.
+// TestRequestIDsOfOneCaller: however many request ids a caller uses, those of others with fewer go on being remembered,
+// in copies and after a move as well.
 func TestRequestIDsOfOneCaller(t *testing.T) {
 	for _, test := range []struct {
 		what string
@@ -474,8 +475,8 @@ func TestRequestIDsOfOneCaller(t *testing.T) {
 	}
 }
 
-// TestFairPartOfShares: without callers policies leave room for each other, and inline limits have one part together, however many
-// namespaces somebody makes up.
+// TestFairPartOfShares: without callers policies leave room for each other, and inline limits have one part together,
+// however many namespaces somebody makes up.
 func TestFairPartOfShares(t *testing.T) {
 	s := New(Config{MaxKeys: 800, Partitions: 8, ShareOf: shareOf})
 	s.SetShares(3)
@@ -498,7 +499,8 @@ func TestFairPartOfShares(t *testing.T) {
 	}
 }
 
-// TestAccountsAreBounded: names that somebody makes up are not kept beyond a bound, and all of them go with the last record.
+// TestAccountsAreBounded: names that somebody makes up are not kept beyond a bound, and all of them go with the last
+// record.
 func TestAccountsAreBounded(t *testing.T) {
 	s := New(Config{ShareOf: shareOf})
 	for i := range 2 * maxAccounts {
@@ -550,8 +552,8 @@ func TestNoRoomIsFull(t *testing.T) {
 	expect.ErrorIs(t, err, ErrShareFull, "a commit of a key that is gone: %+v", out)
 }
 
-// TestReservationsLeaveRoomForKeys: what the reservations of one caller take is counted to it, so that there is room for keys and reservations
-// of another one. It is given back with them.
+// TestReservationsLeaveRoomForKeys: what the reservations of one caller take is counted to it, so that there is room
+// for keys and reservations of another one. It is given back with them.
 func TestReservationsLeaveRoomForKeys(t *testing.T) {
 	for _, keys := range []int{100, math.MaxInt} {
 		s := New(Config{MaxBytes: 4 << 20, Partitions: 8})

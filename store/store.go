@@ -1,15 +1,15 @@
 // Package store keeps the states that a node decides on: by partition, locked per shard, bounded in keys and bytes, and
 // swept of states that equal new ones.
 //
-// States live in pages without pointers (see algo.Arena), and are found through open-addressed tables of 64-bit words, so
-// that neither the garbage collector's work nor the bytes of a key depend on strings and structs.
+// States live in pages without pointers (see algo.Arena), and are found through open-addressed tables of 64-bit words,
+// so that neither the garbage collector's work nor the bytes of a key depend on strings and structs.
 //
 // A partition has a gate, which is opened and shut under the lock that decisions take; followers, whose copies it keeps
 // up to date by chunks of what has changed; and a staging area, in which a copy is received that replaces the content
 // or is joined with it.
 //
-// What it does not promise: durability (what a disk gets, package disk writes), any knowledge of the cluster (others decide
-// when the gate is open and who follows), or order between callers other than that of the lock.
+// What it does not promise: durability (what a disk gets, package disk writes), any knowledge of the cluster (others
+// decide when the gate is open and who follows), or order between callers other than that of the lock.
 package store
 
 import (
@@ -55,7 +55,8 @@ type Rule struct {
 	MaxKeys, MaxBytes int64
 }
 
-// Guarded says that the rule needs a lease, or that its answers may have to wait for the backup or the disk, or are degraded without them.
+// Guarded says that the rule needs a lease, or that its answers may have to wait for the backup or the disk, or are
+// degraded without them.
 func (r *Rule) Guarded() bool { return r.Durability >= Escrow || r.Strict || r.Persist }
 
 // Durability says what an answer waits for, so that what it admitted outlives this process.
@@ -191,7 +192,8 @@ type Config struct {
 	// Urgent, when not nil, is called when Drain for the backup of a partition is wanted at once. It is called under
 	// locks and must neither block nor call the Store.
 	Urgent func(partition int)
-	// Changed, when not nil, is called when a partition comes to be among those that Store.Changed names, under the same rules as Urgent.
+	// Changed, when not nil, is called when a partition comes to be among those that Store.Changed names, under the
+	// same rules as Urgent.
 	Changed func()
 }
 
@@ -451,8 +453,9 @@ func (s *Store) Sweep(now algo.Instant, steps int) int {
 	return s.sweep(now, math.MaxInt, s.cfg.Partitions/steps+1, math.MaxInt)
 }
 
-// DropIdle drops the records of a partition that are as good as new. A restored partition needs it once it is whole: the disk is not told which
-// records are swept, and may have more of them than there is room for. It advances the states that stay to now.
+// DropIdle drops the records of a partition that are as good as new. A restored partition needs it once it is whole:
+// the disk is not told which records are swept, and may have more of them than there is room for. It advances the
+// states that stay to now.
 func (s *Store) DropIdle(p int, now algo.Instant) {
 	sh, part := s.at(p)
 	sh.locked(func() {
@@ -468,7 +471,8 @@ func (s *Store) DropIdle(p int, now algo.Instant) {
 	})
 }
 
-// makeRoom drops some idle records, gives back the pages that shards keep spare, and reports whether there were any of either.
+// makeRoom drops some idle records, gives back the pages that shards keep spare, and reports whether there were any of
+// either.
 func (s *Store) makeRoom(now algo.Instant, enough int) bool {
 	made := s.sweep(now, reclaimScan, math.MaxInt, enough) > 0
 	for i := range s.shards {
@@ -572,8 +576,8 @@ func (b *budget) Take(bytes int) bool {
 // has reports whether there is room for so many bytes.
 func (b *budget) has(bytes int) bool { return b.max == 0 || b.used.Load()+int64(bytes) <= b.max }
 
-// loansPart is the part of the bytes, as a fraction 1/loansPart, that all loans may take: they are in no share, so that whoever borrows most
-// takes room from other borrowers, and not from keys.
+// loansPart is the part of the bytes, as a fraction 1/loansPart, that all loans may take: they are in no share, so that
+// whoever borrows most takes room from other borrowers, and not from keys.
 const loansPart = 8
 
 // mayLend reports whether there is room for another loan.

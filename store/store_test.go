@@ -70,8 +70,8 @@ func decide(t *testing.T, s *Store, r *Rule, key string, now algo.Instant, c Cal
 	return d.Decision
 }
 
-// seeds is how many random histories a test goes through. Each is the work of one goroutine, and takes ten times as long under
-// the race detector, which has nothing to find there.
+// seeds is how many random histories a test goes through. Each is the work of one goroutine, and takes ten times as
+// long under the race detector, which has nothing to find there.
 func seeds(n uint64) uint64 {
 	if underRace {
 		return n / 10
@@ -79,7 +79,8 @@ func seeds(n uint64) uint64 {
 	return n
 }
 
-// TestAgainstStates compares a Store with one plain state per key, over random calls, sweeps, resets and changes of rule.
+// TestAgainstStates compares a Store with one plain state per key, over random calls, sweeps, resets and changes of
+// rule.
 func TestAgainstStates(t *testing.T) {
 	type model struct {
 		arena *algo.Arena
@@ -282,8 +283,8 @@ func testMaxBytes(t *testing.T, most int64, config Config) {
 	expect.True(t, decide(t, s, r, "k", at(2*minute), cost(1)).Allowed, "after the window")
 }
 
-// TestMemoryComesBack fills a small store, lets everything expire, and fills it again with other keys and states of other
-// sizes: as many fit as in a new store, whatever pages and tables were left in whose reserve.
+// TestMemoryComesBack fills a small store, lets everything expire, and fills it again with other keys and states of
+// other sizes: as many fit as in a new store, whatever pages and tables were left in whose reserve.
 func TestMemoryComesBack(t *testing.T) {
 	fill := func(s *Store, prefix string, r *Rule, now time.Duration) (n int) {
 		for i := range 200 {

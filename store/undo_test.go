@@ -181,8 +181,8 @@ func (w *undoWorld) lose() {
 }
 
 // TestUndoAcrossStores reserves, extends, commits (also more than was reserved), cancels, charges and checks at random
-// while the partition is copied, moved and claimed from its copy, reservations expire, and its limits change. It holds the partition to a
-// store to which only what has stayed was ever charged.
+// while the partition is copied, moved and claimed from its copy, reservations expire, and its limits change. It holds
+// the partition to a store to which only what has stayed was ever charged.
 func TestUndoAcrossStores(t *testing.T) {
 	limit := func(a algo.Algorithm, n int64, w time.Duration) algo.Limit {
 		return algo.Limit{Algorithm: a, Limit: n, Window: w}

@@ -1,10 +1,11 @@
-// Package grpclimit limits the calls that a gRPC server takes, and delays the calls that a gRPC client sends, with package client.
+// Package grpclimit limits the calls that a gRPC server takes, and delays the calls that a gRPC client sends, with
+// package client.
 //
 //	limits := grpclimit.New(grpclimit.Config{Limiter: c.Policy("api")})
 //	grpc.NewServer(grpc.UnaryInterceptor(limits.Unary), grpc.StreamInterceptor(limits.Stream))
 //
-// A refused call ends with RESOURCE_EXHAUSTED and a RetryInfo (google.rpc) with the time after which it would pass. A stream is limited once,
-// when it begins; its messages are not.
+// A refused call ends with RESOURCE_EXHAUSTED and a RetryInfo (google.rpc) with the time after which it would pass. A
+// stream is limited once, when it begins; its messages are not.
 package grpclimit
 
 import (
@@ -46,8 +47,8 @@ type Interceptors struct {
 // New returns Interceptors. It panics if cfg has no Limiter, Choose or Checks, or Checks without All.
 func New(cfg Config) *Interceptors { return &Interceptors{gate: middleware.New(cfg, PeerIP)} }
 
-// Unary is an interceptor that passes on the unary calls that are admitted. It sets trailers: weir-result (admitted, refused, failed_open,
-// failed_closed or bad_key), ratelimit, ratelimit-policy and x-ratelimit-….
+// Unary is an interceptor that passes on the unary calls that are admitted. It sets trailers: weir-result (admitted,
+// refused, failed_open, failed_closed or bad_key), ratelimit, ratelimit-policy and x-ratelimit-….
 func (i *Interceptors) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	md, err := i.admit(ctx, info.FullMethod)
 	_ = grpc.SetTrailer(ctx, md) // fails outside a server's call, where there are no trailers
@@ -67,7 +68,8 @@ func (i *Interceptors) Stream(srv any, stream grpc.ServerStream, info *grpc.Stre
 	return handler(srv, stream)
 }
 
-// Counts returns the numbers of calls by result, without those that were not limited. Errors are calls without a decision or a key.
+// Counts returns the numbers of calls by result, without those that were not limited. Errors are calls without a
+// decision or a key.
 func (i *Interceptors) Counts() client.Counts { return i.gate.Counts() }
 
 // admit returns the trailers of a call, and the status that ends it, or nil.
@@ -120,7 +122,8 @@ func PeerIP(c Call) string {
 	return r.Key(p.Addr.String(), nil) // no header says that a call was forwarded
 }
 
-// Metadata limits by the first value of a metadata key. A caller may send any value, so use it only for a value that the server has verified.
+// Metadata limits by the first value of a metadata key. A caller may send any value, so use it only for a value that
+// the server has verified.
 func Metadata(name string) KeyFunc {
 	return func(c Call) string {
 		md, _ := metadata.FromIncomingContext(c.Ctx)
@@ -134,8 +137,8 @@ func Metadata(name string) KeyFunc {
 // Method limits by the method alone, all callers together.
 func Method(c Call) string { return c.Method }
 
-// UnaryClient returns an interceptor that sends each unary call once the Waiter has admitted it. A nil key limits by the method. If the wait
-// fails, the interceptor returns its error and sends nothing.
+// UnaryClient returns an interceptor that sends each unary call once the Waiter has admitted it. A nil key limits by
+// the method. If the wait fails, the interceptor returns its error and sends nothing.
 func UnaryClient(l client.Waiter, key KeyFunc) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		if err := wait(ctx, l, key, method); err != nil {

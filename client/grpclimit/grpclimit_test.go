@@ -113,7 +113,8 @@ func TestTrailers(t *testing.T) {
 	}
 }
 
-// TestAll: a call that one of several limits refuses takes nothing of the others, and what was served without a decision is counted.
+// TestAll: a call that one of several limits refuses takes nothing of the others, and what was served without a
+// decision is counted.
 func TestAll(t *testing.T) {
 	c := open(t)
 	i := New(Config{All: c, Checks: func(Call) []client.Check {

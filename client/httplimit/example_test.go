@@ -42,8 +42,8 @@ func Example() {
 	// 429, remaining 0, retry after "60"
 }
 
-// A policy for each kind of request, the user's and the team's limit together, and no limit for health checks. With routers that take a
-// func(http.Handler) http.Handler, it is limits.Handler.
+// A policy for each kind of request, the user's and the team's limit together, and no limit for health checks. With
+// routers that take a func(http.Handler) http.Handler, it is limits.Handler.
 func ExampleNew() {
 	c := local.New(nil)
 	defer c.Close()

@@ -1,4 +1,5 @@
-// Package httplimit limits the requests that a net/http server takes, and delays those that an http.Client sends, with package client.
+// Package httplimit limits the requests that a net/http server takes, and delays those that an http.Client sends, with
+// package client.
 //
 //	limits := httplimit.New(httplimit.Config{
 //		Limiter: c.Policy("api"),
@@ -6,7 +7,8 @@
 //	})
 //	http.Handle("/", limits.Handler(api))
 //
-// It does not authenticate callers: Key returns what the request says. Requests that wait (Transport) are not served in any order.
+// It does not authenticate callers: Key returns what the request says. Requests that wait (Transport) are not served in
+// any order.
 package httplimit
 
 import (
@@ -32,8 +34,8 @@ type Config = middleware.Config[*http.Request]
 
 // Middleware limits requests. Use New. It is safe for concurrent use.
 type Middleware struct {
-	// Refused, if set, answers refused requests: with status 429, or 503 for a decision that failed closed. The header fields are set already.
-	// Nil: a problem document (RFC 9457). Set it before the Middleware is used.
+	// Refused, if set, answers refused requests: with status 429, or 503 for a decision that failed closed. The header
+	// fields are set already. Nil: a problem document (RFC 9457). Set it before the Middleware is used.
 	Refused func(http.ResponseWriter, *http.Request, client.Decision)
 	gate    *middleware.Gate[*http.Request]
 }
@@ -41,15 +43,17 @@ type Middleware struct {
 // New returns a Middleware. It panics if cfg has no Limiter, Choose or Checks, or Checks without All.
 func New(cfg Config) *Middleware { return &Middleware{gate: middleware.New(cfg, ClientIP(nil))} }
 
-// Handler returns a handler that passes the requests that are admitted to next. Answers carry the RateLimit header fields
-// (draft-ietf-httpapi-ratelimit-headers-10) and X-RateLimit-…, and Weir-Result: admitted, refused, failed_open (served without a decision of a
-// node), failed_closed or bad_key. Refusals carry Retry-After if waiting helps. A request that a leaky_bucket admits waits for its moment
-// first. As a method value, Handler is the func(http.Handler) http.Handler that routers take.
+// Handler returns a handler that passes the requests that are admitted to next. Answers carry the RateLimit header
+// fields (draft-ietf-httpapi-ratelimit-headers-10) and X-RateLimit-…, and Weir-Result: admitted, refused, failed_open
+// (served without a decision of a node), failed_closed or bad_key. Refusals carry Retry-After if waiting helps. A
+// request that a leaky_bucket admits waits for its moment first. As a method value, Handler is the func(http.Handler)
+// http.Handler that routers take.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 }
 
-// Counts returns the numbers of requests by result, without those that were not limited. Errors are requests without a decision or a key.
+// Counts returns the numbers of requests by result, without those that were not limited. Errors are requests without a
+// decision or a key.
 func (m *Middleware) Counts() client.Counts { return m.gate.Counts() }
 
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -101,15 +105,15 @@ func writeProblem(w http.ResponseWriter, status int, title, detail string) {
 	_, _ = w.Write(body) // the caller may be gone
 }
 
-// ClientIP limits by the caller's address: the address of the connection, or, if that is a trusted proxy, the last address in X-Forwarded-For
-// that is no trusted proxy. IPv6 addresses are limited by their /64.
+// ClientIP limits by the caller's address: the address of the connection, or, if that is a trusted proxy, the last
+// address in X-Forwarded-For that is no trusted proxy. IPv6 addresses are limited by their /64.
 func ClientIP(trusted []netip.Prefix) KeyFunc {
 	r := netaddr.Resolver{Trusted: trusted}
 	return func(req *http.Request) string { return r.Key(req.RemoteAddr, req.Header) }
 }
 
-// Header limits by the value of a header field. A caller may send any value, so use it only for a value that the server has verified, such as
-// a key that it knows, or use FirstOf with ClientIP after it.
+// Header limits by the value of a header field. A caller may send any value, so use it only for a value that the server
+// has verified, such as a key that it knows, or use FirstOf with ClientIP after it.
 func Header(name string) KeyFunc {
 	return func(r *http.Request) string { return r.Header.Get(name) }
 }
@@ -142,8 +146,8 @@ type Transport struct {
 	Base http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper. If the wait fails (client.ErrNever, client.ErrDeadline, the request's context), it returns the error
-// and sends nothing.
+// RoundTrip implements http.RoundTripper. If the wait fails (client.ErrNever, client.ErrDeadline, the request's
+// context), it returns the error and sends nothing.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	key := r.URL.Host
 	if t.Key != nil {

@@ -102,8 +102,8 @@ func TestKeysOfCallers(t *testing.T) {
 	expect.True(t, m.Counts() == want && log.String() == "", "%+v; the log says %q", m.Counts(), log)
 }
 
-// TestNeverSilentlyOpen: requests that are served without a decision say so in a header field, are counted, and are logged: not in a line
-// for each.
+// TestNeverSilentlyOpen: requests that are served without a decision say so in a header field, are counted, and are
+// logged: not in a line for each.
 func TestNeverSilentlyOpen(t *testing.T) {
 	for name, limiter := range map[string]client.Decider{
 		"no node":    answer{Decision: client.Decision{Allowed: true, FailedOpen: true}},

@@ -1,4 +1,5 @@
-// Package local makes a client.Client that decides in this process: for tests, and for programs that are a single process.
+// Package local makes a client.Client that decides in this process: for tests, and for programs that are a single
+// process.
 //
 // Its counters end with the Client, and are shared with no other Client.
 package local
@@ -10,8 +11,8 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// New returns a Client that decides by the same rules as a node with these policies. Nil: no policies. Limits can be sent along
-// (Client.Inline) in both cases. Close the Client when done.
+// New returns a Client that decides by the same rules as a node with these policies. Nil: no policies. Limits can be
+// sent along (Client.Inline) in both cases. Close the Client when done.
 func New(policies *policy.Set) *client.Client {
 	// A random hash key keeps callers from choosing keys that all fall into one place of a table.
 	l := limiter.New(limiter.Config{Policies: policies, HashKey: ring.RandomHashKey()})

@@ -1,5 +1,6 @@
-// Package middleware has what httplimit and grpclimit share, and what a middleware for another protocol needs: it checks the key, asks the
-// limiter, answers if there is no decision, counts, and logs. The protocol's own package writes the answer. It logs at most one line in 10 s.
+// Package middleware has what httplimit and grpclimit share, and what a middleware for another protocol needs: it
+// checks the key, asks the limiter, answers if there is no decision, counts, and logs. The protocol's own package
+// writes the answer. It logs at most one line in 10 s.
 package middleware
 
 import (
@@ -25,25 +26,26 @@ type AllDecider interface {
 type Config[R any] struct {
 	// Limiter decides. Required, unless Choose or Checks is set.
 	Limiter client.Decider
-	// Choose returns the Decider for a request, in place of Limiter, such as the policy of its route or method. If it returns nil, the request
-	// is not limited.
+	// Choose returns the Decider for a request, in place of Limiter, such as the policy of its route or method. If it
+	// returns nil, the request is not limited.
 	Choose func(R) client.Decider
-	// Key returns the key that a request is limited by. Nil: the address of the caller. A request whose key is empty or not UTF-8 is rejected
-	// (HTTP status 400, INVALID_ARGUMENT), whatever OnError says, so that no caller avoids the limit by such a key. A key that is too long is
-	// replaced by its beginning and its SHA-256.
+	// Key returns the key that a request is limited by. Nil: the address of the caller. A request whose key is empty or
+	// not UTF-8 is rejected (HTTP status 400, INVALID_ARGUMENT), whatever OnError says, so that no caller avoids the
+	// limit by such a key. A key that is too long is replaced by its beginning and its SHA-256.
 	Key func(R) string
 	// Cost returns the units that a request takes, at least 1. Nil: 1.
 	Cost func(R) int64
-	// Checks, with All, returns several checks for a request: all are charged, or the request is refused. It replaces Limiter, Choose, Key and
-	// Cost. A request without checks is not limited. Header fields and trailers describe the tightest of the limits.
+	// Checks, with All, returns several checks for a request: all are charged, or the request is refused. It replaces
+	// Limiter, Choose, Key and Cost. A request without checks is not limited. Header fields and trailers describe the
+	// tightest of the limits.
 	Checks func(R) []client.Check
 	// All decides Checks: a *client.Client.
 	All AllDecider
 	// Skip, if set, reports whether a request is not limited, such as a health check.
 	Skip func(R) bool
-	// OnError is the answer if there is no decision: the policy is unknown, the caller is denied, or the Client is closed. The zero value,
-	// client.FailOpen, serves the request; client.FailClosed rejects it (HTTP status 503, UNAVAILABLE). If no node answers, there is a
-	// decision, by the fail policy of the Client.
+	// OnError is the answer if there is no decision: the policy is unknown, the caller is denied, or the Client is
+	// closed. The zero value, client.FailOpen, serves the request; client.FailClosed rejects it (HTTP status 503,
+	// UNAVAILABLE). If no node answers, there is a decision, by the fail policy of the Client.
 	OnError client.OnError
 	// Logger gets at most one line in 10 seconds about requests that no node has decided. Nil: slog.Default().
 	Logger *slog.Logger
@@ -60,14 +62,15 @@ type Gate[R any] struct {
 // Verdict is the result of Ask.
 type Verdict struct {
 	client.Decision
-	// BadKey says what is wrong with the request's key; nil if there is a Decision. The Decision has FailedOpen or FailedClosed set if no node
-	// has decided.
+	// BadKey says what is wrong with the request's key; nil if there is a Decision. The Decision has FailedOpen or
+	// FailedClosed set if no node has decided.
 	BadKey *limit.Error
 	// Gone is set if the caller's context has ended: an answer would reach no caller.
 	Gone bool
 }
 
-// New returns a Gate. key replaces a nil cfg.Key. New panics if cfg has no Limiter, Choose or Checks, or Checks without All.
+// New returns a Gate. key replaces a nil cfg.Key. New panics if cfg has no Limiter, Choose or Checks, or Checks without
+// All.
 func New[R any](cfg Config[R], key func(R) string) *Gate[R] {
 	switch {
 	case cfg.Checks != nil && cfg.All == nil:
@@ -80,7 +83,8 @@ func New[R any](cfg Config[R], key func(R) string) *Gate[R] {
 	return &Gate[R]{cfg: cfg}
 }
 
-// Ask asks for a decision about a request. If it is admitted, Ask waits for its Delay. limited is false if the request is not limited.
+// Ask asks for a decision about a request. If it is admitted, Ask waits for its Delay. limited is false if the request
+// is not limited.
 func (g *Gate[R]) Ask(ctx context.Context, r R) (v Verdict, limited bool) {
 	c := &g.cfg
 	if c.Skip != nil && c.Skip(r) {
@@ -111,8 +115,8 @@ func (g *Gate[R]) Ask(ctx context.Context, r R) (v Verdict, limited bool) {
 	return g.decided(ctx, d, err), true
 }
 
-// askAll asks for all of several checks, or none. Its Decision is that of the limit with the least left or, if it refuses, of the limit that
-// refuses for the longest time.
+// askAll asks for all of several checks, or none. Its Decision is that of the limit with the least left or, if it
+// refuses, of the limit that refuses for the longest time.
 func (g *Gate[R]) askAll(ctx context.Context, checks []client.Check) Verdict {
 	for i := range checks {
 		key, bad := keyOf(checks[i].Key)

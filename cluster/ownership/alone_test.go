@@ -10,8 +10,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// alone is one core, m, whose peers are played by the test: what each rule does is seen without the others that would hide it.
-// There is one partition.
+// alone is one core, m, whose peers are played by the test: what each rule does is seen without the others that would
+// hide it. There is one partition.
 type alone struct {
 	t         *testing.T
 	core      *Core
@@ -82,7 +82,8 @@ func (l *alone) wait(d time.Duration) {
 	}
 }
 
-// said returns the messages of a kind that were sent to a process since last asked for; to nobody in particular: to any.
+// said returns the messages of a kind that were sent to a process since last asked for; to nobody in particular: to
+// any.
 func said[M Message](l *alone, to Node) (all []M) {
 	l.mail = slices.DeleteFunc(l.mail, func(e Envelope) bool {
 		m, ok := e.Message.(M)

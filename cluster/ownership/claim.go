@@ -5,41 +5,47 @@ import (
 	"time"
 )
 
-// This file takes partitions that no process hands over: their holder is lost or silent, the receiver of a move was lost, or they never had a
-// holder. It also tells members what this node has begun to hold (tell, tellNew), so that they do not claim it.
+// This file takes partitions that no process hands over: their holder is lost or silent, the receiver of a move was
+// lost, or they never had a holder. It also tells members what this node has begun to hold (tell, tellNew), so that
+// they do not claim it.
 //
 // The path of a claim:
 //
-//  1. lookAtAll finds partitions that the ring gives to this node and that it does not hold (mayAsk). ask sends one Query about all
-//     of them to every member.
-//  2. Each member answers with an Info per partition: whether it holds it, whether it is about to claim it as well, the highest term that
-//     it knows, and the position of its copy.
+//  1. lookAtAll finds partitions that the ring gives to this node and that it does not hold (mayAsk). ask sends one
+//     Query about all of them to every member.
+//  2. Each member answers with an Info per partition: whether it holds it, whether it is about to claim it as well, the
+//     highest term that it knows, and the position of its copy.
 //  3. When all live members have answered, or after patience, conclude calls decideClaim for each partition.
-//  4. If a member holds the partition, that member will move it here. Otherwise the member with the newest copy claims the partition, even if
-//     the ring gives it to another one: this node (claim), or a member that this node asks to claim (Entrust). If no member has a copy, this
-//     node claims.
+//  4. If a member holds the partition, that member will move it here. Otherwise the member with the newest copy claims
+//     the partition, even if the ring gives it to another one: this node (claim), or a member that this node asks to
+//     claim (Entrust). If no member has a copy, this node claims.
 //  5. claim takes a term above every known one, opens the content, and asks for grants and a backup.
 //
 // What makes two claims of one partition rare:
 //
-//   - Only the ring's owner asks. If views of the ring differ, two nodes may ask, and each sees Info.Claiming of the other. The node with the
-//     lower name asks again after retryAfter/2, the other after retryAfter. So the node with the lower name has claimed when the other asks
-//     again, if its round takes less than retryAfter/2.
+//   - Only the ring's owner asks. If views of the ring differ, two nodes may ask, and each sees Info.Claiming of the
+//     other. The node with the lower name asks again after retryAfter/2, the other after retryAfter. So the node with
+//     the lower name has claimed when the other asks again, if its round takes less than retryAfter/2.
 //   - Only the member with the newest copy claims, and an Entrust below a known term is dropped.
-//   - A process that this node does not see as a member yet may report that it holds the partition, or a member that sees it may name it. This
-//     node does not claim from such a stranger for strangerFor; after that it may.
+//   - A process that this node does not see as a member yet may report that it holds the partition, or a member that
+//     sees it may name it. This node does not claim from such a stranger for strangerFor; after that it may.
 //
-// Two processes may still hold the partition: if members cannot reach each other, or if the holder is alive and silent for longer than
-// patience. They hold it under different terms, until one hears of the other; then one gives its content to the other, which joins the two
-// (move.go). A process decides under strict rules only with grants of a majority of voters (grant.go), which at most one process can have.
+// Two processes may still hold the partition: if members cannot reach each other, or if the holder is alive and silent
+// for longer than patience. They hold it under different terms, until one hears of the other; then one gives its
+// content to the other, which joins the two (move.go). A process decides under strict rules only with grants of a
+// majority of voters (grant.go), which at most one process can have.
 //
 // Words (core.go has the types, the time-outs and the two clocks, t and awake):
 //
-//	process        a Node: a ring name, and a boot id that differs at each start. A restarted process is another Node of the same name
-//	holder, owner  the holder of a partition decides on it; the owner is the node that the ring gives it to, and should become the holder
-//	known, holder  (of part) the highest term of a partition that this node has heard of, and the process that held it; learn replaces both
-//	copy           this node's copy of a partition that another process holds: its Position, or zero if it is not complete. Of two copies
-//	               the one of the higher term is newer; of one term, that of the later attachment
+//	process        a Node: a ring name, and a boot id that differs at each start. A restarted process is another Node of
+//	               the same name
+//	holder, owner  the holder of a partition decides on it; the owner is the node that the ring gives it to, and should
+//	               become the holder
+//	known, holder  (of part) the highest term of a partition that this node has heard of, and the process that held it;
+//	               learn replaces both
+//	copy           this node's copy of a partition that another process holds: its Position, or zero if it is not
+//	               complete. Of two copies the one of the higher term is newer; of one term, that of the later
+//	               attachment
 //	incoming       a move of the partition to this node that is in progress
 //	askAt          the time before which this node does not ask about the partition again
 //	settled        this node has joined, and its view has not changed for some time (View.Settled)
@@ -64,8 +70,8 @@ type answer struct {
 	from Node
 }
 
-// mayAsk reports whether this node should ask after a partition now, to claim it. It should not while members that are recorded on this node's
-// disk may still join with newer copies (awaitsMembers, disk.go).
+// mayAsk reports whether this node should ask after a partition now, to claim it. It should not while members that are
+// recorded on this node's disk may still join with newer copies (awaitsMembers, disk.go).
 func (c *Core) mayAsk(p int) bool {
 	pt := &c.parts[p]
 	return !pt.held && c.mine(p) && !c.awaitsMembers() && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t >= pt.askAt &&
@@ -75,15 +81,17 @@ func (c *Core) mayAsk(p int) bool {
 // strangerFor is how long this node waits for a process that holds a partition to become a member in its own view.
 const strangerFor = 2 * int64(time.Second)
 
-// strange reports whether a process holds a partition and is not in this node's view yet (noteStranger). Of two nodes that start at the same
-// time, one may hear of the other's claims before gossip tells it of the other. The other's partitions are not lost: this node must not claim them.
+// strange reports whether a process holds a partition and is not in this node's view yet (noteStranger). Of two nodes
+// that start at the same time, one may hear of the other's claims before gossip tells it of the other. The other's
+// partitions are not lost: this node must not claim them.
 func (c *Core) strange(n Node) bool {
 	at, ok := c.strangers[n]
 	return ok && c.awake-at < strangerFor
 }
 
-// noteStranger notes a process that holds a partition and is not in this node's view yet. The process itself or a member that sees it has
-// reported this. Reports of members do not extend strangerFor: this node may never see a process that they see, and then it must claim.
+// noteStranger notes a process that holds a partition and is not in this node's view yet. The process itself or a
+// member that sees it has reported this. Reports of members do not extend strangerFor: this node may never see a
+// process that they see, and then it must claim.
 func (c *Core) noteStranger(n Node) {
 	_, departed := c.departed[n]
 	_, met := c.strangers[n]
@@ -92,19 +100,20 @@ func (c *Core) noteStranger(n Node) {
 	}
 }
 
-// newcomerFor is how long a process counts as a newcomer: it has entered the ring, and may not know the holders of its partitions yet. Each
-// holder tells the newcomer what it holds when it sees the newcomer (tellNew).
+// newcomerFor is how long a process counts as a newcomer: it has entered the ring, and may not know the holders of its
+// partitions yet. Each holder tells the newcomer what it holds when it sees the newcomer (tellNew).
 const newcomerFor = strangerFor
 
-// newcomer reports whether a process has entered the ring less than newcomerFor ago. In that time, checks go to the last known holder until
-// the newcomer says that it holds the partition: a newcomer that does not know the holder would make them wait.
+// newcomer reports whether a process has entered the ring less than newcomerFor ago. In that time, checks go to the
+// last known holder until the newcomer says that it holds the partition: a newcomer that does not know the holder would
+// make them wait.
 func (c *Core) newcomer(n Node) bool {
 	_, ok := c.newcomers[n]
 	return ok
 }
 
-// noteNewcomers notes the processes that enter the ring with a new view, before it becomes c.view. The first view has no newcomers: this node
-// itself has just joined.
+// noteNewcomers notes the processes that enter the ring with a new view, before it becomes c.view. The first view has
+// no newcomers: this node itself has just joined.
 func (c *Core) noteNewcomers(v View) {
 	if c.views == 0 {
 		return
@@ -130,8 +139,8 @@ func (c *Core) expireNewcomers() {
 	}
 }
 
-// noteDeparted updates departed and strangers for a new view. departed has processes that left the view, for strangerFor, so that late reports do
-// not make them strangers.
+// noteDeparted updates departed and strangers for a new view. departed has processes that left the view, for
+// strangerFor, so that late reports do not make them strangers.
 func (c *Core) noteDeparted(before map[Node]int32) {
 	for n := range before {
 		if _, ok := c.alive[n]; !ok {
@@ -150,8 +159,8 @@ func (c *Core) noteDeparted(before map[Node]int32) {
 	}
 }
 
-// ask begins a round about the given partitions, which must be sorted, because asking searches them. There is one round at a time: while one
-// is in progress, ask continues it and ignores parts.
+// ask begins a round about the given partitions, which must be sorted, because asking searches them. There is one round
+// at a time: while one is in progress, ask continues it and ignores parts.
 func (c *Core) ask(parts []int) {
 	if r := c.round; r != nil {
 		for n := range r.missing {
@@ -206,8 +215,8 @@ func (c *Core) asking(p int) bool {
 	return asked
 }
 
-// onQuery answers a Query. It sets Info.Claiming if this node is asking about the partition as well, or if the newest copy may be on the disk
-// of a member that has yet to join (awaitsCopies, disk.go).
+// onQuery answers a Query. It sets Info.Claiming if this node is asking about the partition as well, or if the newest
+// copy may be on the disk of a member that has yet to join (awaitsCopies, disk.go).
 func (c *Core) onQuery(from Node, q *Query) {
 	reply := &QueryReply{ID: q.ID, Infos: make([]Info, 0, len(q.Partitions))}
 	for _, p := range q.Partitions {
@@ -228,8 +237,9 @@ func (c *Core) onQuery(from Node, q *Query) {
 // tellEvery is the least time between two messages that tell all members of newly held partitions.
 const tellEvery = 500 * int64(time.Millisecond)
 
-// tell tells all members which partitions this node has begun to hold. If later a holder and all copies are lost, the member that claims knows
-// that there was a holder, and calls Data.Cold: new keys then start without units left, where their policy asks for that.
+// tell tells all members which partitions this node has begun to hold. If later a holder and all copies are lost, the
+// member that claims knows that there was a holder, and calls Data.Cold: new keys then start without units left, where
+// their policy asks for that.
 func (c *Core) tell() {
 	if len(c.gained) == 0 || c.t < c.tellAt {
 		return
@@ -315,8 +325,8 @@ func (c *Core) conclude() {
 	}
 }
 
-// decideClaim uses the answers about a partition to do one of these: leave the partition to its holder, ask again later, entrust the member
-// with the newest copy, or claim.
+// decideClaim uses the answers about a partition to do one of these: leave the partition to its holder, ask again
+// later, entrust the member with the newest copy, or claim.
 func (c *Core) decideClaim(p int, r *round) {
 	pt, answers := &c.parts[p], r.answers[p]
 	best, from := pt.copy, c.cfg.Self
@@ -333,7 +343,8 @@ func (c *Core) decideClaim(p int, r *round) {
 		case info.Claiming && source.Name < c.cfg.Self.Name:
 			wait = retryAfter
 		case info.Claiming:
-			// The node with the higher name waits only if it has heard that this node claims. So this node waits as well, for a shorter time.
+			// The node with the higher name waits only if it has heard that this node claims. So this node waits as
+			// well, for a shorter time.
 			wait = max(wait, retryAfter/2)
 		}
 		c.learn(p, info.Term, info.Holder)
@@ -345,8 +356,9 @@ func (c *Core) decideClaim(p int, r *round) {
 			best, from = info.Copy, source
 		}
 	}
-	// The last known holder may still hold the partition if it is alive and was not asked, because it became a member after the others were
-	// asked, or if it has claimed the partition after it had answered. A holder that was asked and is silent does not count.
+	// The last known holder may still hold the partition if it is alive and was not asked, because it became a member
+	// after the others were asked, or if it has claimed the partition after it had answered. A holder that was asked
+	// and is silent does not count.
 	mayHold := pt.holder != c.cfg.Self && c.lives(pt.holder) && !r.missing[pt.holder]
 	for _, a := range answers {
 		mayHold = mayHold && (a.from != pt.holder || a.Term.Less(pt.known))
@@ -375,8 +387,8 @@ func (a Position) before(b Position) bool {
 	return a.Attachment < b.Attachment
 }
 
-// onEntrust claims a partition because this node has the newest copy of it, whatever the ring says. If it cannot, the member that has sent the
-// Entrust asks again after retryAfter.
+// onEntrust claims a partition because this node has the newest copy of it, whatever the ring says. If it cannot, the
+// member that has sent the Entrust asks again after retryAfter.
 func (c *Core) onEntrust(_ Node, e *Entrust) {
 	pt := &c.parts[e.Partition]
 	if e.Term.Less(pt.known) {
@@ -389,10 +401,10 @@ func (c *Core) onEntrust(_ Node, e *Entrust) {
 	}
 }
 
-// claim makes this node the holder of a partition that no process hands over, under a term above every known one. Its content is this node's
-// copy. The copy is current if this node still holds the partition, or if the copy has the highest known term: then nothing of an earlier
-// holder is missing beyond what its durability allows. If the copy is not current and the partition had a holder, claim calls Data.Cold: what
-// that holder counted is lost.
+// claim makes this node the holder of a partition that no process hands over, under a term above every known one. Its
+// content is this node's copy. The copy is current if this node still holds the partition, or if the copy has the
+// highest known term: then nothing of an earlier holder is missing beyond what its durability allows. If the copy is
+// not current and the partition had a holder, claim calls Data.Cold: what that holder counted is lost.
 func (c *Core) claim(p int) {
 	pt := &c.parts[p]
 	was := pt.known
@@ -408,12 +420,14 @@ func (c *Core) claim(p int) {
 	restored := pt.restored
 	c.endRestored(p)
 	if !current || restored && len(c.absent) > 0 || pt.origin == (Term{}) {
-		// The origin is the term that the history of a content began with. A copy from a disk that comes later is joined with this content if
-		// its origin is another one, and dropped as an older state of this content if it is the same (takeJoin).
+		// The origin is the term that the history of a content began with. A copy from a disk that comes later is
+		// joined with this content if its origin is another one, and dropped as an older state of this content if it is
+		// the same (takeJoin).
 		pt.origin = t
 	}
-	// strictness.earlier is false for a current copy from the disk: if then no voter knows an earlier holder, the voters have been restarted as
-	// well, and resolve accepts the copy as complete. If it were true, resolve would leave no units to any key of strict rules.
+	// strictness.earlier is false for a current copy from the disk: if then no voter knows an earlier holder, the
+	// voters have been restarted as well, and resolve accepts the copy as complete. If it were true, resolve would
+	// leave no units to any key of strict rules.
 	*pt.strict = strictness{earlier: earlier && !(restored && current), copy: pt.copy, from: pt.copyFrom}
 	if earlier && !current {
 		c.data.Cold(p, c.now.Instant)

@@ -9,8 +9,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// This file is the shell of the state machine: its settings, the view of the ring, the loop over partitions (work), and Route. One file
-// each for what happens to a partition:
+// This file is the shell of the state machine: its settings, the view of the ring, the loop over partitions (work), and
+// Route. One file each for what happens to a partition:
 //
 //	claim.go   takes a partition that no process hands over
 //	move.go    hands a partition over, and merges one that both processes hold
@@ -20,11 +20,13 @@ import (
 //	leave.go   how a leaving node finds out which of its copies are still needed
 //	disk.go    the disk, and the copies that it had when the process started
 //
-// Words: the holder decides for a partition under a term. Its followers are the backup, which claims the partition when the holder is lost,
-// and the target, which receives it in a move. The content is what the holder decides on; a copy is what a follower has of it.
+// Words: the holder decides for a partition under a term. Its followers are the backup, which claims the partition when
+// the holder is lost, and the target, which receives it in a move. The content is what the holder decides on; a copy is
+// what a follower has of it.
 //
-// Two clocks: t is boot time; leases and resends read it. awake stands still while this process does not run; how long another process has
-// not answered is measured by it, because a process that did not run has not read the answers either.
+// Two clocks: t is boot time; leases and resends read it. awake stands still while this process does not run; how long
+// another process has not answered is measured by it, because a process that did not run has not read the answers
+// either.
 
 // Now is one reading of a node's clocks.
 type Now struct {
@@ -39,23 +41,23 @@ type Config struct {
 	Partitions int
 	Data       Data
 	Voters     []string // ring names of the fixed voters: none, 1, 3 or 5
-	// Lease is how long a grant lasts, 3 s by default. Drift is the error of clock rates that is allowed for, as parts per
-	// million; 1000 by default.
+	// Lease is how long a grant lasts, 3 s by default. Drift is the error of clock rates that is allowed for, as parts
+	// per million; 1000 by default.
 	Lease time.Duration
 	Drift int64
-	// Flush is how often changes that no answer waits for are sent to followers, 40 ms by default. With a Tick every 10 ms, a change is
-	// sent within 50 ms.
+	// Flush is how often changes that no answer waits for are sent to followers, 40 ms by default. With a Tick every 10
+	// ms, a change is sent within 50 ms.
 	Flush time.Duration
 	// Moves bounds the partitions that are moved away at a time, 16 by default; four times as many are accepted.
 	Moves int
-	// MaxBuffered bounds the bytes of incomplete chunks from all senders, 512 MiB by default. Only a key whose state is larger than a
-	// message comes in several pieces: one that does not fit never moves here.
+	// MaxBuffered bounds the bytes of incomplete chunks from all senders, 512 MiB by default. Only a key whose state is
+	// larger than a message comes in several pieces: one that does not fit never moves here.
 	MaxBuffered int
 	Restore     RestoreConfig
 }
 
-// Time-outs of the protocol. All say when something is tried again, except patience and stall: after those this node goes on without a
-// member that does not answer.
+// Time-outs of the protocol. All say when something is tried again, except patience and stall: after those this node
+// goes on without a member that does not answer.
 const (
 	// A message without an answer; twice as long each time, up to resendMost.
 	resendAfter = int64(100 * time.Millisecond)
@@ -72,7 +74,8 @@ const (
 	restEvery   = int64(time.Second)            // the same while the node rests
 )
 
-// awakeMost is the most by which Core.awake advances from one tick to the next. Leases and a voter's abstention read boot time instead.
+// awakeMost is the most by which Core.awake advances from one tick to the next. Leases and a voter's abstention read
+// boot time instead.
 const awakeMost = int64(200 * time.Millisecond)
 
 const (
@@ -116,15 +119,16 @@ type Route struct {
 	Standing Standing
 	Node     Node // with Elsewhere the holder, with Frozen the receiver of the move
 	Term     Term // with Owned and Elsewhere; zero where Node is only the ring's owner
-	// Heard and HeardTerm are set where Node is only the ring's owner: the live process that this node heard of last as the holder, and
-	// its term. The zero Node: none. See Handed.
+	// Heard and HeardTerm are set where Node is only the ring's owner: the live process that this node heard of last as
+	// the holder, and its term. The zero Node: none. See Handed.
 	Heard     Node
 	HeardTerm Term
 }
 
-// Handed is the Route of a check that another node has sent here. When members leave or join shortly after each other, rings differ until
-// gossip has spread. The sender's ring names this node, and this node's ring may name a third one that does not hold the partition either.
-// So the check goes to the process that this node heard of last as the holder. Its term orders such hints, which ends the forwarding.
+// Handed is the Route of a check that another node has sent here. When members leave or join shortly after each other,
+// rings differ until gossip has spread. The sender's ring names this node, and this node's ring may name a third one
+// that does not hold the partition either. So the check goes to the process that this node heard of last as the holder.
+// Its term orders such hints, which ends the forwarding.
 func (r *Route) Handed() *Route {
 	if r.Heard == (Node{}) {
 		return r
@@ -144,10 +148,12 @@ type Effects struct {
 type Progress struct {
 	Partition int
 	Version   uint64
-	// Unguarded: there is no backup to wait for. Answers are given as degraded; those under strict rules only with StrictToo.
+	// Unguarded: there is no backup to wait for. Answers are given as degraded; those under strict rules only with
+	// StrictToo.
 	Unguarded bool
 	StrictToo bool
-	// Saved: it is about answers that wait for the disk as well. With Unguarded, one of the two that were waited for is not there any more.
+	// Saved: it is about answers that wait for the disk as well. With Unguarded, one of the two that were waited for is
+	// not there any more.
 	Saved bool
 }
 
@@ -161,15 +167,16 @@ type Note struct {
 	Detail    string // one of a few constants, empty when there is nothing to add
 }
 
-// Core is one node's part in the protocol. For every partition it knows the holder and the position of the copy here; on a voter also the
-// records. It has no goroutine, clock or socket: it acts in its methods only, by the Now that they get, so that a simulator runs the same
-// code as a node. Its methods must not be called at the same time.
+// Core is one node's part in the protocol. For every partition it knows the holder and the position of the copy here;
+// on a voter also the records. It has no goroutine, clock or socket: it acts in its methods only, by the Now that they
+// get, so that a simulator runs the same code as a node. Its methods must not be called at the same time.
 type Core struct {
 	cfg  Config
 	data Data
 	now  Now
 	t    int64 // now.Boot
-	// awake is the clock that stands still while this process does not run. ran and ticked are awake and t at the last tick.
+	// awake is the clock that stands still while this process does not run. ran and ticked are awake and t at the last
+	// tick.
 	awake, ran, ticked int64
 
 	view  View
@@ -178,8 +185,8 @@ type Core struct {
 	// The process that lives found alive last, so that it need not look again; zero after a new view.
 	heard Node
 	named map[string]Node // the live process of a ring name
-	// strangers are processes that hold something and are not in the view yet, and when this node heard so. departed are processes that
-	// have been in a view and are not any more, and since when. See strange.
+	// strangers are processes that hold something and are not in the view yet, and when this node heard so. departed
+	// are processes that have been in a view and are not any more, and since when. See strange.
 	strangers, departed map[Node]int64
 	// newcomers are processes that have come into the ring less than newcomerFor ago, and when they did. See newcomer.
 	newcomers map[Node]int64
@@ -223,8 +230,8 @@ type Core struct {
 	absentUntil int64    // boot time until which claims wait for them
 }
 
-// part is what a Core knows of one partition. There are thousands, so fields that replication reads lie together: first those that a
-// holder reads, last those that the owner of a copy reads, which begin a cache line.
+// part is what a Core knows of one partition. There are thousands, so fields that replication reads lie together: first
+// those that a holder reads, last those that the owner of a copy reads, which begin a cache line.
 type part struct {
 	standing        Standing // of a held partition: Owned or Frozen
 	held            bool
@@ -242,7 +249,8 @@ type part struct {
 	known    Term
 	holder   Node
 	hintView int // the number of the view in which known and holder were learned
-	// The copy of a partition that another process holds. copyFrom sent it. The position is zero unless the copy is complete.
+	// The copy of a partition that another process holds. copyFrom sent it. The position is zero unless the copy is
+	// complete.
 	copyFrom Node
 	copy     Position
 	incoming incoming
@@ -338,7 +346,8 @@ func (c *Core) review(p int) {
 	case m.commit == nil:
 		c.abandon(p)
 	default:
-		// The receiver may have taken the partition and admitted on it before it was lost. So this is an unplanned claim.
+		// The receiver may have taken the partition and admitted on it before it was lost. So this is an unplanned
+		// claim.
 		c.note("receiver of a committed move was lost", p, m.to, "")
 		c.endMove(p)
 		c.claim(p)
@@ -422,8 +431,9 @@ func (c *Core) receive(from Node, m Message) {
 	}
 }
 
-// work does what the time asks for. It looks at all partitions, which takes 0.1 ms, after a new view, after a move has ended, and every
-// lookEvery, or restEvery while the node rests. Otherwise it looks at the busy ones, and in a flush at those with pending changes.
+// work does what the time asks for. It looks at all partitions, which takes 0.1 ms, after a new view, after a move has
+// ended, and every lookEvery, or restEvery while the node rests. Otherwise it looks at the busy ones, and in a flush at
+// those with pending changes.
 func (c *Core) work() {
 	if c.voter != nil {
 		c.voter.tick()
@@ -474,11 +484,12 @@ func (c *Core) tendBusy() {
 	c.tended = busy
 }
 
-// Behind reports whether the last Tick has left a part of a flush undone. Receive what has arrived, then call Tick again.
+// Behind reports whether the last Tick has left a part of a flush undone. Receive what has arrived, then call Tick
+// again.
 func (c *Core) Behind() bool { return c.flushed < len(c.dirty) }
 
-// Idle reports whether the last Tick has found nothing in progress and nothing to send. Then the next one may come after 100 ms, unless a
-// message, a view, an urgent or any other change comes first.
+// Idle reports whether the last Tick has found nothing in progress and nothing to send. Then the next one may come
+// after 100 ms, unless a message, a view, an urgent or any other change comes first.
 func (c *Core) Idle() bool {
 	g := &c.grants
 	return c.flushAt == c.t+int64(c.cfg.Flush) && c.rests() && len(c.dirty)+len(c.pending)+len(c.gained) == 0 && c.round == nil &&
@@ -491,8 +502,8 @@ func (c *Core) rests() bool {
 	return c.Settled() && !c.view.Leaving && len(c.busy)+len(c.newcomers)+c.arriving == 0 && !slices.ContainsFunc(c.logs, c.late)
 }
 
-// flush sends followers pending changes that no answer waits for, at most flushBytes in one call. After a change of all keys' limits much
-// more is pending, and messages that have arrived must not wait for all of it.
+// flush sends followers pending changes that no answer waits for, at most flushBytes in one call. After a change of all
+// keys' limits much more is pending, and messages that have arrived must not wait for all of it.
 func (c *Core) flush() {
 	if !c.Behind() {
 		c.flushAt = c.t + int64(c.cfg.Flush)
@@ -595,8 +606,8 @@ func (c *Core) deliverOwn() {
 	}
 }
 
-// Take returns the effects since the last call. They are valid until the next call. Changes of several partitions since then are in one
-// Block for each follower.
+// Take returns the effects since the last call. They are valid until the next call. Changes of several partitions since
+// then are in one Block for each follower.
 func (c *Core) Take() Effects {
 	c.transmit()
 	out := c.out
@@ -667,8 +678,9 @@ func (pt *part) exceed(t Term) {
 // publish makes the caller read the partition's Route again.
 func (c *Core) publish(p int) { c.out.Routes = append(c.out.Routes, p) }
 
-// Route says where checks of a partition are decided, as far as this node knows. A known live holder comes before the ring's owner where
-// the ring names this node, that holder or a newcomer, or where the holder was heard of since the last view.
+// Route says where checks of a partition are decided, as far as this node knows. A known live holder comes before the
+// ring's owner where the ring names this node, that holder or a newcomer, or where the holder was heard of since the
+// last view.
 func (c *Core) Route(p int) Route {
 	pt := &c.parts[p]
 	owner := c.owner(p)
@@ -690,12 +702,13 @@ func (c *Core) Route(p int) Route {
 	return r
 }
 
-// hold makes this node the holder of a partition under a term, and open lets it decide. Callers attach followers that already have the
-// content between the two, because decisions begin inside open.
+// hold makes this node the holder of a partition under a term, and open lets it decide. Callers attach followers that
+// already have the content between the two, because decisions begin inside open.
 func (c *Core) hold(p int, t Term) {
 	pt := &c.parts[p]
 	if f := &pt.followers[Disk]; f.node != (Node{}) && (!pt.held || !f.caught) {
-		// A copy that the disk does not have as a whole yet would keep its former position, and must not be taken for the holder's.
+		// A copy that the disk does not have as a whole yet would keep its former position, and must not be taken for
+		// the holder's.
 		c.dropFollower(p, Disk, "")
 	}
 	pt.held, pt.standing, pt.term = true, Owned, t
@@ -735,8 +748,8 @@ func (c *Core) next(p int) Term {
 	return t
 }
 
-// Settled reports whether this node holds exactly the partitions that the view gives it. It is as of the last look at all partitions;
-// a partition that it has got since and should not hold counts at once.
+// Settled reports whether this node holds exactly the partitions that the view gives it. It is as of the last look at
+// all partitions; a partition that it has got since and should not hold counts at once.
 func (c *Core) Settled() bool { return c.view.Settled && c.settled && !c.stir }
 
 // Status is a summary of what a Core holds and does.

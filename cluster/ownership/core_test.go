@@ -524,8 +524,8 @@ func TestGrants(t *testing.T) {
 	}
 }
 
-// TestMovesConfirmStrictAnswers has partitions move that are asked all the time under strict rules. An answer that was waiting
-// for the backup when its partition froze is to be given all the same: nobody else could ever confirm it.
+// TestMovesConfirmStrictAnswers has partitions move that are asked all the time under strict rules. An answer that was
+// waiting for the backup when its partition froze is to be given all the same: nobody else could ever confirm it.
 func TestMovesConfirmStrictAnswers(t *testing.T) {
 	for seed := range uint64(3) {
 		w := newTown(t, seed, 13, "a", "b", "c")
@@ -592,8 +592,8 @@ func (w *town) see(n *citizen, leaving bool, members ...*citizen) {
 	w.collect(n)
 }
 
-// TestStrangerIsNotClaimedFrom: a process that tells of what it holds before it comes into view is there; one that has been in
-// view and is no longer is lost, and so is one that does not come.
+// TestStrangerIsNotClaimedFrom: a process that tells of what it holds before it comes into view is there; one that has
+// been in view and is no longer is lost, and so is one that does not come.
 func TestStrangerIsNotClaimedFrom(t *testing.T) {
 	w := newTown(t, 1, 7)
 	w.log = t.Logf
@@ -629,8 +629,8 @@ func TestStrangerIsNotClaimedFrom(t *testing.T) {
 	expect.True(t, n == 7, "d holds %d of 7 partitions, though c never came", n)
 }
 
-// TestLeaverStaysForTheSilent: a node that leaves counts on holders that it has heard, not on its view, which may not have noticed yet
-// that they are lost.
+// TestLeaverStaysForTheSilent: a node that leaves counts on holders that it has heard, not on its view, which may not
+// have noticed yet that they are lost.
 func TestLeaverStaysForTheSilent(t *testing.T) {
 	w := newTown(t, 1, 7)
 	w.log = t.Logf

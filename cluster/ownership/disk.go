@@ -5,15 +5,17 @@ import (
 	"time"
 )
 
-// This file is about the disk, on which a process keeps the partitions that it holds or backs up, and about the copies that it had there
-// when it started. DESIGN.md, "The disk", gives the reasons.
+// This file is about the disk, on which a process keeps the partitions that it holds or backs up, and about the copies
+// that it had there when it started. DESIGN.md, "The disk", gives the reasons.
 //
-// The disk is the follower of the Slot Disk. It gets a log like a process does, and DiskNode stands for it in Envelopes. A holder's answers
-// wait for its confirmations, which are Progress with Saved. Nothing waits for those of a backup.
+// The disk is the follower of the Slot Disk. It gets a log like a process does, and DiskNode stands for it in
+// Envelopes. A holder's answers wait for its confirmations, which are Progress with Saved. Nothing waits for those of a
+// backup.
 //
-// A copy that was restored is a copy without a holder (part.restored). Either this process claims the partition from it (claim.go), or
-// another process holds the partition. Then bring sends the copy there, in entries with Join: the holder joins it with its content
-// (takeJoin), or refuses it because its content has the same origin, and so has all that the copy has but what backups do not have (bringRest).
+// A copy that was restored is a copy without a holder (part.restored). Either this process claims the partition from it
+// (claim.go), or another process holds the partition. Then bring sends the copy there, in entries with Join: the holder
+// joins it with its content (takeJoin), or refuses it because its content has the same origin, and so has all that the
+// copy has but what backups do not have (bringRest).
 
 // Saved, in a version, says that the disk must have confirmed it as well as the backup.
 const Saved = 1 << 63
@@ -50,8 +52,9 @@ func (c *Core) restore() {
 // awaitsMembers reports whether members that the disk knows may still come, with newer copies.
 func (c *Core) awaitsMembers() bool { return len(c.absent) > 0 && c.t < c.absentUntil }
 
-// awaitsCopies reports whether the newest copy of a partition may be on the disk of such a member. Others must not claim it meanwhile: they
-// may be new and know no members. If a process has held it since this one started, its copy is the one that counts.
+// awaitsCopies reports whether the newest copy of a partition may be on the disk of such a member. Others must not
+// claim it meanwhile: they may be new and know no members. If a process has held it since this one started, its copy is
+// the one that counts.
 func (c *Core) awaitsCopies(p int) bool { return c.awaitsMembers() && c.parts[p].holder == (Node{}) }
 
 // save attaches the disk to a partition that is held or backed up.
@@ -73,8 +76,8 @@ func (c *Core) resave(p int) {
 	c.pump(p, Disk)
 }
 
-// saveFirst reports whether the disk has yet to confirm what was decided before a partition was frozen, and sends it the changes: the
-// answers wait for this disk. It waits for stall at most, because checks wait, too.
+// saveFirst reports whether the disk has yet to confirm what was decided before a partition was frozen, and sends it
+// the changes: the answers wait for this disk. It waits for stall at most, because checks wait, too.
 func (c *Core) saveFirst(p int) bool {
 	pt := &c.parts[p]
 	f := &pt.followers[Disk]
@@ -87,7 +90,8 @@ func (c *Core) saveFirst(p int) bool {
 	return f.inFlight()
 }
 
-// saveBackup has the disk follow a backup's copy, which is whole, from its beginning: the disk's copy gets its position when it is whole.
+// saveBackup has the disk follow a backup's copy, which is whole, from its beginning: the disk's copy gets its position
+// when it is whole.
 func (c *Core) saveBackup(p int) {
 	if c.parts[p].copy.Attachment&backupBit != 0 {
 		c.resave(p)
@@ -103,7 +107,8 @@ func (c *Core) unsaveBackup(p int) {
 	}
 }
 
-// forgetSaved has the disk forget a partition that is neither held nor backed up, unless it may be the only one to have it.
+// forgetSaved has the disk forget a partition that is neither held nor backed up, unless it may be the only one to have
+// it.
 func (c *Core) forgetSaved(p int) {
 	if pt := &c.parts[p]; pt.saved == (Term{}) && pt.followers[Disk].node == (Node{}) && c.cfg.Restore.Disk {
 		c.logTo(DiskNode()).add(Entry{Partition: p, Begin: true, Complete: true})
@@ -116,8 +121,8 @@ func (c *Core) unsaved(p int) bool {
 	return f.node != (Node{}) && (!f.caught || f.inFlight() || c.data.Pending(p, Disk) > 0)
 }
 
-// progressSaved lets answers be given that the disk and the backup have confirmed. Others are told once the disk has all of the partition, so
-// that they delete what their disks have of it.
+// progressSaved lets answers be given that the disk and the backup have confirmed. Others are told once the disk has
+// all of the partition, so that they delete what their disks have of it.
 func (c *Core) progressSaved(p int) {
 	pt := &c.parts[p]
 	f := &pt.followers[Disk]
@@ -151,8 +156,8 @@ func (c *Core) diskLost() {
 	c.logs = slices.DeleteFunc(c.logs, func(l *outlog) bool { return l.to == DiskNode() })
 }
 
-// heardHeld notes who holds a partition: a restored copy is brought there. Once the holder's disk has the partition, this disk keeps it for
-// a backup only.
+// heardHeld notes who holds a partition: a restored copy is brought there. Once the holder's disk has the partition,
+// this disk keeps it for a backup only.
 func (c *Core) heardHeld(from Node, i *Info) {
 	pt := &c.parts[i.Partition]
 	if i.Held && pt.restored {
@@ -190,8 +195,8 @@ func (c *Core) tendRestored(p int) {
 	c.load(p, &pt.followers[Target], nil, 0, false) // its answer tells whether the copy is needed
 }
 
-// bringRest brings a restored copy to a holder whose content has the same origin: of that, only what is kept under a durability of None, which
-// the holder lacks if it was the backup. The copy counts as of no origin from then on.
+// bringRest brings a restored copy to a holder whose content has the same origin: of that, only what is kept under a
+// durability of None, which the holder lacks if it was the backup. The copy counts as of no origin from then on.
 func (c *Core) bringRest(p int, to Node) {
 	pt := &c.parts[p]
 	pt.origin = Term{}
@@ -230,7 +235,8 @@ func (c *Core) onRestoredRefusal(p int, o Outcome) {
 	}
 }
 
-// takeJoin takes in an entry of a copy that was restored elsewhere, and joins the copy with the content once it is whole.
+// takeJoin takes in an entry of a copy that was restored elsewhere, and joins the copy with the content once it is
+// whole.
 func (c *Core) takeJoin(p int, from Node, e *Entry) Outcome {
 	pt := &c.parts[p]
 	in := &pt.incoming

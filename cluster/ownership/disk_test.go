@@ -26,7 +26,8 @@ func brings(n, origin uint64, chunk []byte, complete bool) *Entry {
 	return &Entry{Term: term(n), Attachment: 1, Origin: term(origin), Begin: true, Complete: complete, Join: true, Chunk: chunk}
 }
 
-// TestRestoredClaim: a copy from the disk is claimed once the members that the disk knows have been seen, or after a while.
+// TestRestoredClaim: a copy from the disk is claimed once the members that the disk knows have been seen, or after a
+// while.
 func TestRestoredClaim(t *testing.T) {
 	for _, seen := range []bool{true, false} {
 		l := diskOf(t, 5, self.Name, peerB.Name)
@@ -47,7 +48,8 @@ func TestRestoredClaim(t *testing.T) {
 	}
 }
 
-// TestNewcomersWait: while a process waits for members whose disks may have newer copies, nobody else claims what was not held since.
+// TestNewcomersWait: while a process waits for members whose disks may have newer copies, nobody else claims what was
+// not held since.
 func TestNewcomersWait(t *testing.T) {
 	claiming := func(l *alone) bool {
 		l.get(peerA, &Query{ID: 1, Partitions: []int{0}})
@@ -91,7 +93,8 @@ func TestJoin(t *testing.T) {
 	expect.Equal(t, saved(), Position{Term: l.route().Term}, "after the disk has it")
 }
 
-// TestBringRest: to a holder that has the same origin, a restored copy brings what no backup has, before the process takes a copy.
+// TestBringRest: to a holder that has the same origin, a restored copy brings what no backup has, before the process
+// takes a copy.
 func TestBringRest(t *testing.T) {
 	for _, refused := range []bool{true, false} {
 		l := diskOf(t, 5)
@@ -120,7 +123,8 @@ func TestBringRest(t *testing.T) {
 	}
 }
 
-// TestOlderCopy: a copy of the holder's own history is an older state of it, and is not joined; nor is any while the holder cannot.
+// TestOlderCopy: a copy of the holder's own history is an older state of it, and is not joined; nor is any while the
+// holder cannot.
 func TestOlderCopy(t *testing.T) {
 	l := diskOf(t, 0)
 	expect.Equal(t, l.give(peerB, brings(5, 1, ids(1), true)), Outcome(0), "from a process that is not there")
@@ -136,8 +140,8 @@ func TestOlderCopy(t *testing.T) {
 	expect.Equal(t, l.give(peerB, brings(5, 3, ids(9), true)), Conflict, "there is no room")
 }
 
-// TestBring: a process brings a restored copy to the holder, takes nothing else before, and its disk keeps the copy until the holder's disk
-// has the partition.
+// TestBring: a process brings a restored copy to the holder, takes nothing else before, and its disk keeps the copy
+// until the holder's disk has the partition.
 func TestBring(t *testing.T) {
 	for _, older := range []bool{true, false} {
 		l := diskOf(t, 5)
@@ -169,8 +173,8 @@ func TestBring(t *testing.T) {
 	}
 }
 
-// TestSavedHandOver: a partition is committed to its next holder once the disk has confirmed what was decided, and is deleted from the disk
-// when that one's disk has it.
+// TestSavedHandOver: a partition is committed to its next holder once the disk has confirmed what was decided, and is
+// deleted from the disk when that one's disk has it.
 func TestSavedHandOver(t *testing.T) {
 	l := diskOf(t, 0)
 	l.claims(peerB, peerB, peerB)
@@ -215,8 +219,8 @@ func TestDiskBeginsAnew(t *testing.T) {
 	expect.True(t, e.Begin && e.Complete && string(e.Chunk) == string(ids(1)) && l.data.parts[0].follower[Disk].caught, "%+v", e)
 }
 
-// TestSavedBackup: the disk follows a backup's copy, under the position of that, begins anew with each of the holder's terms, and forgets the
-// copy when it is not needed any more. Nothing waits for it.
+// TestSavedBackup: the disk follows a backup's copy, under the position of that, begins anew with each of the holder's
+// terms, and forgets the copy when it is not needed any more. Nothing waits for it.
 func TestSavedBackup(t *testing.T) {
 	const backup = backupBit | 2
 	l := diskOf(t, 0)
@@ -264,7 +268,8 @@ func TestSavedBackup(t *testing.T) {
 	expect.True(t, e.Begin && e.Complete && e.Term == (Term{}), "not deleted: %+v", e)
 }
 
-// TestPositionsOfDisks: of copies under one term, a backup's in memory is the best, then the holder's disk, then the later backup's disk.
+// TestPositionsOfDisks: of copies under one term, a backup's in memory is the best, then the holder's disk, then the
+// later backup's disk.
 func TestPositionsOfDisks(t *testing.T) {
 	pt := &part{held: true}
 	holders := pt.attach(Disk)
@@ -278,7 +283,8 @@ func TestPositionsOfDisks(t *testing.T) {
 	}
 }
 
-// TestKnownOrigin: a process takes a backup's copy in place of a restored one of the same origin, all of which the holder has.
+// TestKnownOrigin: a process takes a backup's copy in place of a restored one of the same origin, all of which the
+// holder has.
 func TestKnownOrigin(t *testing.T) {
 	for _, origin := range []Term{term(1), term(3)} {
 		l := diskOf(t, 5)

@@ -9,7 +9,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestFlushInParts: where very much is pending a flush leaves room for what arrives, and the rest follows before the next one begins.
+// TestFlushInParts: where very much is pending a flush leaves room for what arrives, and the rest follows before the
+// next one begins.
 func TestFlushInParts(t *testing.T) {
 	const partitions = 8
 	l := newAloneWith(t, Config{Partitions: partitions})
@@ -92,7 +93,8 @@ func TestIdle(t *testing.T) {
 	expect.True(t, idle(), "a core is not idle after its change is confirmed")
 }
 
-// TestRest: a core that rests looks at its partitions once a second, and as often as always as soon as anything happens.
+// TestRest: a core that rests looks at its partitions once a second, and as often as always as soon as anything
+// happens.
 func TestRest(t *testing.T) {
 	l := newAlone(t)
 	l.claims(self, peerX, peerX)

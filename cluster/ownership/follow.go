@@ -49,9 +49,9 @@ const (
 	holderBit = 1 << 62
 )
 
-// attach returns the number of a new attachment. Of copies under one term, a backup's is the best when the holder is lost: answers wait for
-// it, and it has what is not persistent. Then comes the holder's disk, for which answers wait too, then all others. A backup's disk keeps
-// the order of the backups.
+// attach returns the number of a new attachment. Of copies under one term, a backup's is the best when the holder is
+// lost: answers wait for it, and it has what is not persistent. Then comes the holder's disk, for which answers wait
+// too, then all others. A backup's disk keeps the order of the backups.
 func (pt *part) attach(s Slot) uint64 {
 	pt.attached++
 	switch {
@@ -76,8 +76,8 @@ func (c *Core) followCurrent(p int, n Node) {
 	c.data.Caught(p, Backup)
 }
 
-// wantBackup attaches the process that should be the backup of a held partition, in place of another one. A backup that is replaced under
-// a live grant first confirms what strict rules have admitted (confirmFirst).
+// wantBackup attaches the process that should be the backup of a held partition, in place of another one. A backup that
+// is replaced under a live grant first confirms what strict rules have admitted (confirmFirst).
 func (c *Core) wantBackup(p int) {
 	pt := &c.parts[p]
 	want := c.member(c.view.Backups, p)
@@ -194,8 +194,8 @@ func (c *Core) onEntry(from Node, e *Entry) Outcome {
 	pt := &c.parts[p]
 	in := &pt.incoming
 	if mv := pt.move; pt.held && mv != nil && mv.commit != nil && mv.to == from && pt.term.Less(e.Term) && !e.Begin {
-		// The receiver of this node's commit has taken the partition and uses this node as its backup. Only its CommitAck has not come
-		// yet.
+		// The receiver of this node's commit has taken the partition and uses this node as its backup. Only its
+		// CommitAck has not come yet.
 		c.released(p, &CommitAck{New: e.Term, Keep: true, Attachment: e.Attachment})
 	}
 	if pt.restored && e.Begin && !e.Join && e.Origin == pt.origin && !e.Term.Less(pt.known) {
@@ -325,8 +325,8 @@ func (c *Core) proceed(p int) {
 	}
 }
 
-// mayHaveRoom reports whether a copy may be begun at a process. At a process that had no room one copy at a time is tried, until it has
-// taken a whole one.
+// mayHaveRoom reports whether a copy may be begun at a process. At a process that had no room one copy at a time is
+// tried, until it has taken a whole one.
 func (c *Core) mayHaveRoom(n Node) bool {
 	until, full := c.full[n]
 	if full && c.t >= until {
@@ -387,8 +387,8 @@ func (c *Core) acknowledged(p int, s Slot) {
 		c.forgetRestored(p)
 		return
 	}
-	// A confirmation that does not count for strict answers yet is passed on now: the partition may not change again. Where there is a
-	// disk, Safe counts on all of them.
+	// A confirmation that does not count for strict answers yet is passed on now: the partition may not change again.
+	// Where there is a disk, Safe counts on all of them.
 	if s == Backup && !c.vouched(p) || pt.followers[Disk].node != (Node{}) || c.data.Awaited(p) {
 		c.data.Confirm(p, s, f.version)
 	}
@@ -422,8 +422,8 @@ func (c *Core) acknowledged(p int, s Slot) {
 	c.proceed(p)
 }
 
-// vouched reports whether the backup's confirmations count for answers under strict rules. They do while the voters' records of the backup
-// are right: see evaluate.
+// vouched reports whether the backup's confirmations count for answers under strict rules. They do while the voters'
+// records of the backup are right: see evaluate.
 func (c *Core) vouched(p int) bool {
 	s := c.parts[p].strict
 	return c.grants.voters == 0 || s.until > c.t || s.closed != nil && s.closed.until > c.t

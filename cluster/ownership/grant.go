@@ -2,17 +2,19 @@ package ownership
 
 import "slices"
 
-// This file is the holder's side of grants. A partition's strict rules are decided only under a grant: a majority of the voters have
-// recorded this process as the holder under exactly its term, and the backup that it names. vote.go is the voter's side; DESIGN.md says why
-// each rule is needed.
+// This file is the holder's side of grants. A partition's strict rules are decided only under a grant: a majority of
+// the voters have recorded this process as the holder under exactly its term, and the backup that it names. vote.go is
+// the voter's side; DESIGN.md says why each rule is needed.
 //
-//   - requestGrants asks every voter each third of a lease about everything that is held, and at once about new partitions.
-//   - onGrantReply counts the support of each voter, from the instant its question was sent. evaluate makes a lease of it: the end of the
-//     support of a majority. A voter's support counts only while the backup that it may have recorded is the caught one, or none.
-//   - resolve finds out, at the first grant under a term, whether the content has every strict admission so far. Otherwise every key under
-//     a strict rule starts full (Data.ColdStrict).
-//   - closeStrict stops deciding strict rules before the holder or the backup changes. confirmFirst waits until the present backup has
-//     confirmed what they have admitted.
+//   - requestGrants asks every voter each third of a lease about everything that is held, and at once about new
+//     partitions.
+//   - onGrantReply counts the support of each voter, from the instant its question was sent. evaluate makes a lease of
+//     it: the end of the support of a majority. A voter's support counts only while the backup that it may have
+//     recorded is the caught one, or none.
+//   - resolve finds out, at the first grant under a term, whether the content has every strict admission so far.
+//     Otherwise every key under a strict rule starts full (Data.ColdStrict).
+//   - closeStrict stops deciding strict rules before the holder or the backup changes. confirmFirst waits until the
+//     present backup has confirmed what they have admitted.
 
 const (
 	maxVoters = 5   // bounds the number of voters
@@ -45,12 +47,12 @@ type asked struct {
 type strictness struct {
 	until   int64 // boot-clock instant of the lease's end; 0: none
 	support [maxVoters]int64
-	// noted is what each voter may have recorded as the backup under this term: one Node (the zero Node: no backup), or several while its
-	// answer has not come; empty before it has recorded anything.
+	// noted is what each voter may have recorded as the backup under this term: one Node (the zero Node: no backup), or
+	// several while its answer has not come; empty before it has recorded anything.
 	noted [maxVoters][]Node
 	asked [maxVoters]uint64 // the last request to each voter
-	// whole says that the content has everything that was admitted under strict rules before this holder. resolve sets it at the first
-	// grant, by the fields below, which say how the partition came here.
+	// whole says that the content has everything that was admitted under strict rules before this holder. resolve sets
+	// it at the first grant, by the fields below, which say how the partition came here.
 	whole        bool
 	since        int64    // by Core.awake: when this process began to hold it, or raised its term
 	earlier      bool     // a process is known to have held it before this one, or this one has had a grant
@@ -67,8 +69,9 @@ type strictness struct {
 	closed    *closed
 }
 
-// closed says since when nothing is decided under strict rules, because the partition is about to have another holder or backup. The
-// present backup confirms first what was decided before: those answers wait for it, and no later backup can confirm them.
+// closed says since when nothing is decided under strict rules, because the partition is about to have another holder
+// or backup. The present backup confirms first what was decided before: those answers wait for it, and no later backup
+// can confirm them.
 type closed struct {
 	at        int64
 	until     int64  // the lease's end, as it was
@@ -85,15 +88,15 @@ func (s *strictness) raised() {
 
 func (g *grants) majority() int { return g.voters/2 + 1 }
 
-// unresolved reports whether the first grant, which finds out whether a partition is whole for strict rules, is still expected. The
-// partition stays here until then.
+// unresolved reports whether the first grant, which finds out whether a partition is whole for strict rules, is still
+// expected. The partition stays here until then.
 func (c *Core) unresolved(p int) bool {
 	s := c.parts[p].strict
 	return c.grants.voters > 0 && !s.whole && c.awake < s.since+2*int64(c.cfg.Lease)
 }
 
-// requestGrants asks the voters to record this node as the holder, or to renew their records: each third of a lease about everything, and
-// at once about new partitions.
+// requestGrants asks the voters to record this node as the holder, or to renew their records: each third of a lease
+// about everything, and at once about new partitions.
 func (c *Core) requestGrants() {
 	g := &c.grants
 	if g.voters == 0 {
@@ -143,8 +146,8 @@ func (c *Core) requestGrants() {
 	}
 }
 
-// awaits reports whether a voter may still answer a question about many partitions. Only one such question is on its way at a time:
-// otherwise a slow voter would get more work the slower it is, and never catch up.
+// awaits reports whether a voter may still answer a question about many partitions. Only one such question is on its
+// way at a time: otherwise a slow voter would get more work the slower it is, and never catch up.
 func (c *Core) awaits(voter int, n Node) bool {
 	return slices.ContainsFunc(c.grants.sent, func(a asked) bool {
 		return a.voter == voter && a.to == n && len(a.items) > manyItems && c.t-a.at < int64(c.cfg.Lease)/3
@@ -219,8 +222,8 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 	}
 }
 
-// refused acts on a voter's refusal. A higher term helps where this term is of an old epoch, and where the recorded process is lost and its
-// record has ended.
+// refused acts on a voter's refusal. A higher term helps where this term is of an old epoch, and where the recorded
+// process is lost and its record has ended.
 func (c *Core) refused(p int, epoch uint64, a *GrantAnswer) {
 	pt := &c.parts[p]
 	switch {
@@ -242,8 +245,9 @@ func (s *strictness) expect(voter int, id uint64, backup Node) {
 	}
 }
 
-// evaluate makes a lease of the voters' support. A voter's support counts only while the backup that it has recorded, or may have
-// recorded, is right: otherwise a process that lacks the last admissions could claim the partition as its backup, and be believed.
+// evaluate makes a lease of the voters' support. A voter's support counts only while the backup that it has recorded,
+// or may have recorded, is right: otherwise a process that lacks the last admissions could claim the partition as its
+// backup, and be believed.
 func (c *Core) evaluate(p int) {
 	pt := &c.parts[p]
 	s := pt.strict
@@ -302,9 +306,9 @@ func (c *Core) openStrict(p int) {
 	c.evaluate(p)
 }
 
-// confirmFirst reports whether the backup has yet to confirm what was decided under strict rules before they were closed, and sends it
-// the changes. It waits for confirmMost at most: callers wait, and the backup may be lost. The voters' records stay right until the lease
-// that stood ends.
+// confirmFirst reports whether the backup has yet to confirm what was decided under strict rules before they were
+// closed, and sends it the changes. It waits for confirmMost at most: callers wait, and the backup may be lost. The
+// voters' records stay right until the lease that stood ends.
 func (c *Core) confirmFirst(p int) bool {
 	pt := &c.parts[p]
 	s, f := pt.strict.closed, &pt.followers[Backup]
@@ -324,10 +328,10 @@ func (c *Core) setUnguarded(p int) {
 	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: true, StrictToo: true})
 }
 
-// resolve finds out, at the first grant under a term, whether the content has every strict admission so far. old is the highest record of
-// another process that the supporting voters have replaced: that process may have admitted last. The content is whole if old released
-// the partition to this process, or if this process is old's recorded backup and claimed from old's copy. Otherwise every key under a
-// strict rule starts full.
+// resolve finds out, at the first grant under a term, whether the content has every strict admission so far. old is the
+// highest record of another process that the supporting voters have replaced: that process may have admitted last. The
+// content is whole if old released the partition to this process, or if this process is old's recorded backup and
+// claimed from old's copy. Otherwise every key under a strict rule starts full.
 func (c *Core) resolve(p int, support [maxVoters]int64) {
 	s := c.parts[p].strict
 	var old Record
@@ -378,8 +382,9 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 	}
 }
 
-// unguard makes the voters record that a partition has no backup. Only then may answers under strict rules be given that no backup has
-// confirmed. Otherwise a dropped backup that is alive could claim the partition, get the next grant, and lack the last admissions.
+// unguard makes the voters record that a partition has no backup. Only then may answers under strict rules be given
+// that no backup has confirmed. Otherwise a dropped backup that is alive could claim the partition, get the next grant,
+// and lack the last admissions.
 func (c *Core) unguard(p int) {
 	pt := &c.parts[p]
 	if c.grants.voters == 0 || pt.strict.unguarded {

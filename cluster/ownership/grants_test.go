@@ -33,8 +33,8 @@ func granted(t *testing.T) *alone {
 
 func (l *alone) lease() int64 { return l.data.parts[0].lease }
 
-// TestResolve: a copy entitles its keeper to go on only if it is of the process and term on record, with the keeper on record as
-// its backup; otherwise strict keys start full.
+// TestResolve: a copy entitles its keeper to go on only if it is of the process and term on record, with the keeper on
+// record as its backup; otherwise strict keys start full.
 func TestResolve(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -126,8 +126,8 @@ func TestRaised(t *testing.T) {
 		"a majority has recorded that there is no backup, and answers wait for one")
 }
 
-// TestReleaseUnnamed: strict answers that wait when a partition is handed over are given only if the receiver is the backup on
-// record.
+// TestReleaseUnnamed: strict answers that wait when a partition is handed over are given only if the receiver is the
+// backup on record.
 func TestReleaseUnnamed(t *testing.T) {
 	for _, named := range []bool{true, false} {
 		var l *alone
@@ -154,7 +154,8 @@ func (l *alone) loses() { l.see(self, Node{}, peerY, voter1, voter2, voter3) }
 // finds has it see x as its backup.
 func (l *alone) finds() { l.see(self, peerX, peerX, peerY, voter1, voter2, voter3) }
 
-// TestWhole: what the first grant finds out about a partition's content, by how that came here and whose records the voters have replaced.
+// TestWhole: what the first grant finds out about a partition's content, by how that came here and whose records the
+// voters have replaced.
 func TestWhole(t *testing.T) {
 	const epoch = 3
 	at := func(n uint64) Term { return Term{Epoch: epoch, N: n} }
@@ -207,7 +208,8 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// TestRaisedAgain: what is known of the content holds under any number of higher terms, the lease and the backup's name under none.
+// TestRaisedAgain: what is known of the content holds under any number of higher terms, the lease and the backup's name
+// under none.
 func TestRaisedAgain(t *testing.T) {
 	l := granted(t)
 	f := &l.core.parts[0].followers[Backup]
@@ -248,8 +250,8 @@ func TestLateGrants(t *testing.T) {
 	expect.True(t, l.lease() > l.now, "no lease from two voters")
 }
 
-// TestUnheardBackup: while a voter has not answered who is to be recorded as the backup, it may have recorded that, and what it answered
-// before says nothing.
+// TestUnheardBackup: while a voter has not answered who is to be recorded as the backup, it may have recorded that, and
+// what it answered before says nothing.
 func TestUnheardBackup(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		l := withVoters(t)
@@ -330,8 +332,8 @@ func TestRefusedWhileFrozen(t *testing.T) {
 	}
 }
 
-// TestAnotherBackup: before the backup is replaced nothing is decided under strict rules until it has confirmed everything; if it is
-// not replaced after all, all goes on at once.
+// TestAnotherBackup: before the backup is replaced nothing is decided under strict rules until it has confirmed
+// everything; if it is not replaced after all, all goes on at once.
 func TestAnotherBackup(t *testing.T) {
 	l := granted(t)
 	replaced := func() { l.see(self, peerY, peerX, peerY, voter1, voter2, voter3) }
@@ -371,7 +373,8 @@ func TestAnotherBackup(t *testing.T) {
 	expect.True(t, confirmed(1), "what the backup has is not confirmed: %+v", l.confirmed)
 }
 
-// TestLostBackup: a lease ends with the copy that the voters have recorded, and answers wait for a copy again once there is one.
+// TestLostBackup: a lease ends with the copy that the voters have recorded, and answers wait for a copy again once
+// there is one.
 func TestLostBackup(t *testing.T) {
 	l := granted(t)
 	unguarded := func() bool { return l.data.parts[0].unguarded }
@@ -416,7 +419,8 @@ func (l *alone) leaveTo(n Node) {
 	l.wait(10 * time.Millisecond)
 }
 
-// TestMoveConfirmsFirst: a partition is not given away before its backup has confirmed what was decided under strict rules.
+// TestMoveConfirmsFirst: a partition is not given away before its backup has confirmed what was decided under strict
+// rules.
 func TestMoveConfirmsFirst(t *testing.T) {
 	l := granted(t)
 	l.admits(1, 50*time.Millisecond)
@@ -429,8 +433,8 @@ func TestMoveConfirmsFirst(t *testing.T) {
 	last[*Commit](l, peerY)
 }
 
-// TestLateConfirmation: what the backup confirms while strict rules are closed counts for them until the lease's end, and then no
-// more: it may be that another process has had the grant since.
+// TestLateConfirmation: what the backup confirms while strict rules are closed counts for them until the lease's end,
+// and then no more: it may be that another process has had the grant since.
 func TestLateConfirmation(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		l := granted(t)

@@ -2,10 +2,10 @@ package ownership
 
 import "maps"
 
-// A leaving node may have the only copy of a partition whose holder is lost, and membership notices a loss after a second or two. So the
-// leaving node asks the holders of the partitions that it has copies of. A holder is present only if it has answered a question of the
-// last wordFor; copies of all others count as Stranded, and the node stays. Other messages do not count: they may have waited in a queue
-// while this process did not run.
+// A leaving node may have the only copy of a partition whose holder is lost, and membership notices a loss after a
+// second or two. So the leaving node asks the holders of the partitions that it has copies of. A holder is present only
+// if it has answered a question of the last wordFor; copies of all others count as Stranded, and the node stays. Other
+// messages do not count: they may have waited in a queue while this process did not run.
 
 // wordFor is how long an answer counts, from the instant its question was sent.
 const wordFor = 5 * resendAfter
@@ -19,7 +19,8 @@ func (c *Core) present(n Node) bool {
 	return !c.view.Leaving || n == c.cfg.Self || heard && c.t-at < wordFor
 }
 
-// askForWords makes a leaving node ask the holders of the partitions that it has copies of, and of all that only its disk may have.
+// askForWords makes a leaving node ask the holders of the partitions that it has copies of, and of all that only its
+// disk may have.
 func (c *Core) askForWords() {
 	if !c.view.Leaving || c.t-c.askedAt < resendAfter {
 		return

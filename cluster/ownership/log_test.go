@@ -76,7 +76,8 @@ func TestResend(t *testing.T) {
 	expect.True(t, len(said[*Block](l, peerX)) == 0, "sent again after the answer")
 }
 
-// TestWindow: so much is in flight, and no more until it is answered; but for what is urgent, nothing is added to a full log.
+// TestWindow: so much is in flight, and no more until it is answered; but for what is urgent, nothing is added to a
+// full log.
 func TestWindow(t *testing.T) {
 	const partitions = 8
 	l := caughtUp(t, partitions)
@@ -114,7 +115,8 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestUnansweredLog: a backup that does not answer is dropped where changes wait for it, in flight or not, and not where nothing does.
+// TestUnansweredLog: a backup that does not answer is dropped where changes wait for it, in flight or not, and not
+// where nothing does.
 func TestUnansweredLog(t *testing.T) {
 	l := caughtUp(t, 3)
 	l.admits(1, 50*time.Millisecond)
@@ -182,7 +184,8 @@ func TestBlockOrder(t *testing.T) {
 	expect.True(t, last[*BlockAck](l, peerX).Position == 5, "a block of a later log ends this one")
 }
 
-// TestRefusals: a refusal is told with each answer until the sender says that it knows it, and others' entries are taken in meanwhile.
+// TestRefusals: a refusal is told with each answer until the sender says that it knows it, and others' entries are
+// taken in meanwhile.
 func TestRefusals(t *testing.T) {
 	l := seeing(t, peerX, Node{}, peerX)
 	position := uint64(0)
@@ -206,7 +209,8 @@ func TestRefusals(t *testing.T) {
 	expect.True(t, len(send(2, update(term(1), 10, nil)).Refusals) == 0, "when the sender knows")
 }
 
-// TestForgottenLog: a log is forgotten with the view in which its sender is gone. When the sender is back it begins another one.
+// TestForgottenLog: a log is forgotten with the view in which its sender is gone. When the sender is back it begins
+// another one.
 func TestForgottenLog(t *testing.T) {
 	l := seeing(t, peerX, Node{}, peerX)
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))

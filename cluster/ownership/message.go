@@ -8,8 +8,8 @@ type Node struct {
 	Boot uint64
 }
 
-// Message is what two nodes' Cores send each other. Messages may be lost, repeated and reordered; a Core repeats those that must arrive. The
-// slices of a Message do not change after it has been sent.
+// Message is what two nodes' Cores send each other. Messages may be lost, repeated and reordered; a Core repeats those
+// that must arrive. The slices of a Message do not change after it has been sent.
 type Message interface{ message() }
 
 // Envelope is a Message on its way.
@@ -40,7 +40,8 @@ type Info struct {
 	Copy      Position // of a complete copy; with Held of that on the sender's disk; zero when there is none
 }
 
-// Position says how new a copy is: the term under which its holder last changed it, and the attachment that it was sent in.
+// Position says how new a copy is: the term under which its holder last changed it, and the attachment that it was sent
+// in.
 type Position struct {
 	Term       Term
 	Attachment uint64
@@ -75,7 +76,8 @@ type OfferReply struct {
 	Verdict   Verdict
 }
 
-// Block is a part of the log from one process to another. The log carries the changes of all copies that the sender keeps at the receiver.
+// Block is a part of the log from one process to another. The log carries the changes of all copies that the sender
+// keeps at the receiver.
 type Block struct {
 	Log      uint64 // rises with each log from this sender to any process; a later log replaces the one before
 	Position uint64 // 1 for the first block of a log, then one above the block before
@@ -128,8 +130,9 @@ const (
 	Full       Outcome = 5 // the receiver has no room for the copy, and keeps none: begin anew later
 )
 
-// Commit hands a partition over: the sender has stopped deciding and gives up its present term, which sender and term prove to voters. The
-// receiver holds the partition under a higher term from the moment it has this message. The sender repeats it until it is answered.
+// Commit hands a partition over: the sender has stopped deciding and gives up its present term, which sender and term
+// prove to voters. The receiver holds the partition under a higher term from the moment it has this message. The sender
+// repeats it until it is answered.
 type Commit struct {
 	Partition  int
 	Term       Term
@@ -190,8 +193,9 @@ type GrantAnswer struct {
 	Partition int
 	Term      Term
 	Granted   bool
-	// Recorded is, of a refusal, the record that stands against it, and Wait how long that lasts at most. Of a grant, Recorded is the record
-	// of another process that the sender's has replaced, repeated with every grant; the zero Record if there was none.
+	// Recorded is, of a refusal, the record that stands against it, and Wait how long that lasts at most. Of a grant,
+	// Recorded is the record of another process that the sender's has replaced, repeated with every grant; the zero
+	// Record if there was none.
 	Recorded Record
 	Wait     time.Duration
 }

@@ -13,9 +13,9 @@ import "maps"
 //	last changes and the release
 //	onCommitAck: released       <- CommitAck
 //
-// The giver repeats the Commit until it is answered, and the receiver remembers its answer (committed). Only an answer other than Done, or
-// the loss of the receiver, lets the giver decide again, each under a new term: a late copy of the Commit then has a term that is too low.
-// So no instant has two holders of one move.
+// The giver repeats the Commit until it is answered, and the receiver remembers its answer (committed). Only an answer
+// other than Done, or the loss of the receiver, lets the giver decide again, each under a new term: a late copy of the
+// Commit then has a term that is too low. So no instant has two holders of one move.
 
 // move is a hand-over in progress, at the giver.
 type move struct {
@@ -103,8 +103,8 @@ func (c *Core) endIncoming(p int) {
 	*in = incoming{}
 }
 
-// endOffer forgets an accepted offer. The staging area of a merge goes with it. A copy stays and is continued: another process may send
-// it, or the same one to its backup.
+// endOffer forgets an accepted offer. The staging area of a merge goes with it. A copy stays and is continued: another
+// process may send it, or the same one to its backup.
 func (c *Core) endOffer(p int) {
 	in := &c.parts[p].incoming
 	if c.parts[p].held {
@@ -295,9 +295,9 @@ func (c *Core) onCommit(from Node, m *Commit) {
 	c.send(from, ack)
 }
 
-// remember keeps the answer to a Commit while it may be repeated: until its giver sends another Commit, which it does only after an
-// answer, or is lost. A repeated Commit gets the same answer, even after the partition has been handed on: otherwise the giver would decide
-// again.
+// remember keeps the answer to a Commit while it may be repeated: until its giver sends another Commit, which it does
+// only after an answer, or is lost. A repeated Commit gets the same answer, even after the partition has been handed
+// on: otherwise the giver would decide again.
 func (c *Core) remember(p int, giver Node, ack *CommitAck) {
 	pt := &c.parts[p]
 	maps.DeleteFunc(pt.committed, func(n Node, _ *CommitAck) bool { return !c.lives(n) })
@@ -307,7 +307,8 @@ func (c *Core) remember(p int, giver Node, ack *CommitAck) {
 	pt.committed[giver] = ack
 }
 
-// absorb merges a staged copy, which the Commit brings up to its holder's last change, into a partition that this node holds as well.
+// absorb merges a staged copy, which the Commit brings up to its holder's last change, into a partition that this node
+// holds as well.
 func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 	pt := &c.parts[p]
 	if len(m.Chunk) > 0 && c.data.Apply(p, true, c.now.Instant, m.Chunk) != nil || c.data.Merge(p, c.now.Instant) != nil {
@@ -332,8 +333,8 @@ func (c *Core) onCommitAck(from Node, a *CommitAck) {
 	case Done:
 		c.released(p, a)
 	case Again, Superseded, Conflict:
-		// The receiver has not taken the partition. A message of this attempt may still be on its way; the new term keeps the receiver
-		// from taking the partition by it later.
+		// The receiver has not taken the partition. A message of this attempt may still be on its way; the new term
+		// keeps the receiver from taking the partition by it later.
 		pt.exceed(a.Known)
 		slot := m.slot
 		c.endMove(p)
@@ -350,8 +351,9 @@ func (c *Core) onCommitAck(from Node, a *CommitAck) {
 func (c *Core) released(p int, a *CommitAck) {
 	pt := &c.parts[p]
 	to := pt.move.to
-	// The receiver's content has everything that was admitted. But if the receiver is lost before it has a grant, the voters believe the
-	// backup that they have recorded. So strict answers that this backup has not confirmed are not given.
+	// The receiver's content has everything that was admitted. But if the receiver is lost before it has a grant, the
+	// voters believe the backup that they have recorded. So strict answers that this backup has not confirmed are not
+	// given.
 	b := &pt.followers[Backup]
 	strict := c.grants.voters == 0 || b.named && b.node == to
 	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: !strict})

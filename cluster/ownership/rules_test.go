@@ -30,8 +30,8 @@ func TestLateClaim(t *testing.T) {
 	l.owned(true)
 }
 
-// TestYield: nobody claims what another says it is about to claim, who may not have heard of this node's claim. Both ask again, the
-// lower name first, for whom the other then waits.
+// TestYield: nobody claims what another says it is about to claim, who may not have heard of this node's claim. Both
+// ask again, the lower name first, for whom the other then waits.
 func TestYield(t *testing.T) {
 	for _, other := range []Node{peerA, peerX} {
 		l := asks(t, other)
@@ -77,7 +77,8 @@ func (l *alone) gives(to Node) *Commit {
 	return c
 }
 
-// TestFailedMove: one that was not taken goes on under a higher term, so that a late copy of the commit changes nothing.
+// TestFailedMove: one that was not taken goes on under a higher term, so that a late copy of the commit changes
+// nothing.
 func TestFailedMove(t *testing.T) {
 	l := claimed(t, peerX, peerX, peerX)
 	before := l.route().Term
@@ -122,8 +123,8 @@ func TestBrokenChunk(t *testing.T) {
 	}
 }
 
-// TestNoRoom: a copy that finds no room is answered so and dropped, and begun again every four seconds, one at a time; meanwhile answers
-// are not waited for. As soon as there is room all is as before.
+// TestNoRoom: a copy that finds no room is answered so and dropped, and begun again every four seconds, one at a time;
+// meanwhile answers are not waited for. As soon as there is room all is as before.
 func TestNoRoom(t *testing.T) {
 	t.Run("receiver", func(t *testing.T) {
 		l := seeing(t, peerX, Node{}, peerX)
@@ -166,7 +167,8 @@ func TestPieces(t *testing.T) {
 	expect.Equal(t, len(l.data.parts[0].content), 3, "the copy has")
 }
 
-// TestAttachments: what comes from an earlier attachment changes nothing, and a later one counts, however their numbers compare.
+// TestAttachments: what comes from an earlier attachment changes nothing, and a later one counts, however their numbers
+// compare.
 func TestAttachments(t *testing.T) {
 	l := seeing(t, peerX, Node{}, peerX)
 	var holder part
@@ -249,7 +251,8 @@ func TestOldBackups(t *testing.T) {
 	})
 }
 
-// TestIdleOffer: a process that has been told that its partition is welcome, and does not send it, does not hold up anybody.
+// TestIdleOffer: a process that has been told that its partition is welcome, and does not send it, does not hold up
+// anybody.
 func TestIdleOffer(t *testing.T) {
 	l := seeing(t, self, peerX, peerX, peerY)
 	l.get(peerX, &Offer{Term: term(1)})
@@ -259,7 +262,8 @@ func TestIdleOffer(t *testing.T) {
 	expect.True(t, r.Verdict == Accepted, "an offer is answered %v while another sends nothing", r.Verdict)
 }
 
-// TestEntrustedWhileLeaving: a node that leaves, and had nothing left, stays for what it is entrusted with, from that moment on.
+// TestEntrustedWhileLeaving: a node that leaves, and had nothing left, stays for what it is entrusted with, from that
+// moment on.
 func TestEntrustedWhileLeaving(t *testing.T) {
 	l := seeing(t, peerX, self, peerX, peerY)
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
@@ -271,8 +275,8 @@ func TestEntrustedWhileLeaving(t *testing.T) {
 	expect.True(t, !l.core.Settled(), "settled with a partition that it has just claimed")
 }
 
-// TestIdleOfferBesideCopy: when the offer of a process that sends nothing ends, the copy that another sends meanwhile goes on, and its
-// messages do not make the offer last.
+// TestIdleOfferBesideCopy: when the offer of a process that sends nothing ends, the copy that another sends meanwhile
+// goes on, and its messages do not make the offer last.
 func TestIdleOfferBesideCopy(t *testing.T) {
 	l := seeing(t, self, peerX, peerX, peerY)
 	l.get(peerY, &Offer{Term: term(1)})
@@ -290,8 +294,8 @@ func TestIdleOfferBesideCopy(t *testing.T) {
 	expect.Equal(t, last[*CommitAck](l, peerX).Outcome, Done, "its commit is answered")
 }
 
-// TestLateCommit: a Commit that comes again is answered as it was, also when the partition has been handed on since: the giver has
-// not heard that it was taken, and goes on with what it has if it hears that it was not.
+// TestLateCommit: a Commit that comes again is answered as it was, also when the partition has been handed on since:
+// the giver has not heard that it was taken, and goes on with what it has if it hears that it was not.
 func TestLateCommit(t *testing.T) {
 	l := newAlone(t)
 	takes := func(from Node, held Term) *Commit {
@@ -331,7 +335,8 @@ func TestLateCommit(t *testing.T) {
 	expect.Equal(t, len(l.core.parts[0].committed), 2, "commits of two processes are remembered")
 }
 
-// TestNewsOnce: of a partition that has got several terms the others are told once. A reader refuses more than there are partitions.
+// TestNewsOnce: of a partition that has got several terms the others are told once. A reader refuses more than there
+// are partitions.
 func TestNewsOnce(t *testing.T) {
 	l := claimed(t, self, peerX, peerX)
 	l.wait(time.Second)
@@ -367,7 +372,8 @@ func TestCopyOf(t *testing.T) {
 	}
 }
 
-// TestUnfinishedCopy: a copy counts once it is whole; until then the one before does, and still does when the new one is damaged.
+// TestUnfinishedCopy: a copy counts once it is whole; until then the one before does, and still does when the new one
+// is damaged.
 func TestUnfinishedCopy(t *testing.T) {
 	begins := func(attachment uint64, chunk []byte) *Entry {
 		m := wholeCopy(term(2), attachment, chunk)
@@ -384,8 +390,8 @@ func TestUnfinishedCopy(t *testing.T) {
 	expect.Equal(t, l.info(peerX).Copy, (Position{term(2), 20}), "when a new copy is broken, the old one is at")
 }
 
-// TestBuffered: the room that pieces of a chunk take is given back when the chunk is complete or its sender lost, and a chunk for which
-// there is no room is refused.
+// TestBuffered: the room that pieces of a chunk take is given back when the chunk is complete or its sender lost, and a
+// chunk for which there is no room is refused.
 func TestBuffered(t *testing.T) {
 	piece := func(more bool, text string) *Entry {
 		return &Entry{Term: term(2), Attachment: 10, Begin: true, Complete: !more, More: more, Chunk: []byte(text)}
@@ -470,7 +476,8 @@ func TestAnotherAttachment(t *testing.T) {
 	}
 }
 
-// TestFrozen: once a commit is on its way nothing but its answer, or the loss of who is to take the partition, ends the wait.
+// TestFrozen: once a commit is on its way nothing but its answer, or the loss of who is to take the partition, ends the
+// wait.
 func TestFrozen(t *testing.T) {
 	for name, do := range map[string]func(l *alone, c *Commit){
 		"another one's message": func(l *alone, c *Commit) {
@@ -507,7 +514,8 @@ func TestFrozen(t *testing.T) {
 	}
 }
 
-// TestFailedCommit: who has not taken a partition gets the whole copy again, and the next term is above all that it knows of.
+// TestFailedCommit: who has not taken a partition gets the whole copy again, and the next term is above all that it
+// knows of.
 func TestFailedCommit(t *testing.T) {
 	l := claimed(t, peerX, peerX, peerX)
 	c := l.gives(peerX)
@@ -521,7 +529,8 @@ func TestFailedCommit(t *testing.T) {
 	l.owned(true)
 }
 
-// TestGivenTerm: a commit names the highest term that the giver knows of, and the receiver's is above it, whoever holds what.
+// TestGivenTerm: a commit names the highest term that the giver knows of, and the receiver's is above it, whoever holds
+// what.
 func TestGivenTerm(t *testing.T) {
 	l := claimed(t, peerX, peerX, peerX)
 	l.core.parts[0].known = term(900)
@@ -764,8 +773,9 @@ func TestClaimFrom(t *testing.T) {
 	expect.Equal(t, l.route().Standing, Unclaimed, "whose holder is lost, and that is this node's, it is")
 }
 
-// TestUnseenHolder: a node claims nothing that a process holds which a member sees and this node does not see yet. It waits for that process
-// once, and not at all for one that it has seen leave, whose name another process has, or that the member does not see either.
+// TestUnseenHolder: a node claims nothing that a process holds which a member sees and this node does not see yet. It
+// waits for that process once, and not at all for one that it has seen leave, whose name another process has, or that
+// the member does not see either.
 func TestUnseenHolder(t *testing.T) {
 	held := func(Node) Info { return Info{Term: term(1), Holder: peerY} }
 	l := asks(t, peerX)
@@ -800,8 +810,8 @@ func TestUnseenHolder(t *testing.T) {
 	expect.Equal(t, l.info(peerX).Holder, Node{}, "the holder it tells of, which is lost")
 }
 
-// TestHolderOfARound: a node claims nothing that a member holds which came after the others were asked; it asks that member, too, and claims
-// without its answer when that does not come.
+// TestHolderOfARound: a node claims nothing that a member holds which came after the others were asked; it asks that
+// member, too, and claims without its answer when that does not come.
 func TestHolderOfARound(t *testing.T) {
 	l := asks(t, peerX)
 	q := last[*Query](l, peerX)
@@ -817,8 +827,8 @@ func TestHolderOfARound(t *testing.T) {
 	l.owned(true)
 }
 
-// TestClaimWithout: what is claimed from a copy that is older than the last holder's term starts full where rules say so, and nothing
-// is left of a copy that never was whole.
+// TestClaimWithout: what is claimed from a copy that is older than the last holder's term starts full where rules say
+// so, and nothing is left of a copy that never was whole.
 func TestClaimWithout(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -850,8 +860,8 @@ func TestClaimWithout(t *testing.T) {
 	}
 }
 
-// TestEntrusted: who is entrusted with a partition claims it above the term that was known to whoever said so, unless somebody has
-// held it since or is handing it over.
+// TestEntrusted: who is entrusted with a partition claims it above the term that was known to whoever said so, unless
+// somebody has held it since or is handing it over.
 func TestEntrusted(t *testing.T) {
 	ready := func() *alone {
 		l := seeing(t, peerX, Node{}, peerX, peerY)
@@ -873,7 +883,8 @@ func TestEntrusted(t *testing.T) {
 	l.owned(false)
 }
 
-// TestToldOfHolder: who is asked about a partition that it holds tells its own term, whatever higher one it has heard of.
+// TestToldOfHolder: who is asked about a partition that it holds tells its own term, whatever higher one it has heard
+// of.
 func TestToldOfHolder(t *testing.T) {
 	l := claimed(t, self, Node{}, peerX)
 	held := l.route().Term
@@ -882,8 +893,8 @@ func TestToldOfHolder(t *testing.T) {
 	expect.True(t, i.Held && i.Term == held && i.Holder == self, "told %+v", i)
 }
 
-// TestSupersededHolder: a holder that hears of a higher term goes on above it if that one's process is lost, and leaves it to that one
-// if it lives.
+// TestSupersededHolder: a holder that hears of a higher term goes on above it if that one's process is lost, and leaves
+// it to that one if it lives.
 func TestSupersededHolder(t *testing.T) {
 	for _, by := range []Node{peerB, self, peerY} {
 		l := claimed(t, self, peerX, peerX, peerY)
@@ -897,7 +908,8 @@ func TestSupersededHolder(t *testing.T) {
 	}
 }
 
-// TestLargeChunk: a chunk that takes several entries is confirmed with the last of them, and only that one can make a copy whole.
+// TestLargeChunk: a chunk that takes several entries is confirmed with the last of them, and only that one can make a
+// copy whole.
 func TestLargeChunk(t *testing.T) {
 	l := newAlone(t)
 	l.data.parts[0].bulky = true
@@ -917,8 +929,8 @@ func TestLargeChunk(t *testing.T) {
 		"confirmed by a whole copy: %+v", l.confirmed)
 }
 
-// TestLastChanges: a partition is given away with all that was admitted, in as many messages as that takes, and only to one that has
-// a whole copy.
+// TestLastChanges: a partition is given away with all that was admitted, in as many messages as that takes, and only to
+// one that has a whole copy.
 func TestLastChanges(t *testing.T) {
 	l := claimed(t, peerY, peerX, peerX, peerY)
 	l.acks(peerX)

@@ -8,7 +8,8 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 )
 
-// standsStill lets time pass in which the node does not run: then there is one tick, before anything that has arrived is received.
+// standsStill lets time pass in which the node does not run: then there is one tick, before anything that has arrived
+// is received.
 func (l *alone) standsStill(d time.Duration) {
 	l.now += int64(d)
 	l.core.Tick(l.time())

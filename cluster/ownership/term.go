@@ -5,12 +5,12 @@ import (
 	"fmt"
 )
 
-// Term orders the holders of a partition: each new holder has a higher term than all before it, and no term is used twice.
-// The zero Term is below every held one: the partition was never claimed.
+// Term orders the holders of a partition: each new holder has a higher term than all before it, and no term is used
+// twice. The zero Term is below every held one: the partition was never claimed.
 type Term struct {
 	Epoch uint64 // rises when a cluster cannot learn the terms that were in use before
-	// N rises within an epoch. Its lower 16 bits are from the boot id of the process that took it: a holder may raise its term and be lost
-	// before another process hears of it, and the next claimant must not take the same term.
+	// N rises within an epoch. Its lower 16 bits are from the boot id of the process that took it: a holder may raise
+	// its term and be lost before another process hears of it, and the next claimant must not take the same term.
 	N uint64
 }
 

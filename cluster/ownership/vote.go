@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// voter records the holder of every partition. It keeps nothing on disk. After a restart it abstains for longer than any grant that it may
-// have given before lasts, and then reads the other voters' records. The order matters: an answer from before the restart may make a
-// majority with an answer that another voter is yet to give, and records that were read earlier would not show that one.
+// voter records the holder of every partition. It keeps nothing on disk. After a restart it abstains for longer than
+// any grant that it may have given before lasts, and then reads the other voters' records. The order matters: an answer
+// from before the restart may make a majority with an answer that another voter is yet to give, and records that were
+// read earlier would not show that one.
 type voter struct {
 	c       *Core
 	at      int // among the voters
@@ -53,9 +54,9 @@ func newVoter(c *Core) *voter {
 	return v
 }
 
-// life is how long a record is kept, on this voter's clock from the arrival of a request. It is longer than the holder's lease, which counts
-// from the sending of the request, even if this clock is fast and the holder's is slow by the allowed Drift. With both off by ρ the ratio
-// is (1+ρ)/(1-ρ), which is above 1+2ρ and below 1+3ρ.
+// life is how long a record is kept, on this voter's clock from the arrival of a request. It is longer than the
+// holder's lease, which counts from the sending of the request, even if this clock is fast and the holder's is slow by
+// the allowed Drift. With both off by ρ the ratio is (1+ρ)/(1-ρ), which is above 1+2ρ and below 1+3ρ.
 func (v *voter) life() int64 {
 	lease := int64(v.c.cfg.Lease)
 	return lease + lease/1_000_000*3*v.c.cfg.Drift
@@ -112,17 +113,17 @@ func (v *voter) consider() {
 		// A voter has begun an epoch in which no majority can have recorded anything yet.
 		v.adopt(v.seen)
 	case v.asks > 0 && answered+1 >= majority && c.awake >= v.asked+int64(v.at)*epochTurn:
-		// So many voters have restarted that no voter may know a grant. All grants have ended: this voter has abstained, and without it
-		// there was no majority. So a new epoch begins. Its number must be above all earlier ones, which no voter may know either, so it
-		// is taken from the time of day. Nothing else here reads that.
+		// So many voters have restarted that no voter may know a grant. All grants have ended: this voter has
+		// abstained, and without it there was no majority. So a new epoch begins. Its number must be above all earlier
+		// ones, which no voter may know either, so it is taken from the time of day. Nothing else here reads that.
 		v.began = true
 		v.adopt(max(v.seen+1, uint64(max(c.now.Wall, 0))/uint64(time.Second)))
 		c.out.Notes = append(c.out.Notes, Note{What: "new epoch", Partition: -1, Term: Term{Epoch: v.epoch}})
 	}
 }
 
-// adopt takes over the other voters' records: of each partition the highest term, and the highest record of another process that this one
-// replaces.
+// adopt takes over the other voters' records: of each partition the highest term, and the highest record of another
+// process that this one replaces.
 func (v *voter) adopt(epoch uint64) {
 	v.read, v.epoch = true, epoch
 	for _, name := range v.c.cfg.Voters {
@@ -210,8 +211,8 @@ func (v *voter) onRequest(from Node, m *GrantRequest) {
 	v.c.send(from, reply)
 }
 
-// vote grants if the term is of this epoch and above the recorded one, and the recorded process has ended, released that term, or is the
-// sender. A request for the recorded term and process is a renewal.
+// vote grants if the term is of this epoch and above the recorded one, and the recorded process has ended, released
+// that term, or is the sender. A request for the recorded term and process is a renewal.
 func (v *voter) vote(from Node, id uint64, i *GrantItem) GrantAnswer {
 	a := GrantAnswer{Partition: i.Partition, Term: i.Term}
 	if !v.ready() {

@@ -67,8 +67,8 @@ func TestReplaced(t *testing.T) {
 	expect.True(t, slices.Contains(r.Records, old) && len(r.Records) == 2, "who reads is told %+v", r.Records)
 }
 
-// TestReading: of what two others have recorded the highest term stands, and of its process what it wrote last; the highest of
-// another process is what it has replaced, as its process wrote it last.
+// TestReading: of what two others have recorded the highest term stands, and of its process what it wrote last; the
+// highest of another process is what it has replaced, as its process wrote it last.
 func TestReading(t *testing.T) {
 	x5, x5later := Record{Term: term(5), Node: peerX, Backup: peerY, ID: 1}, Record{Term: term(5), Node: peerX, ID: 2}
 	y6, y6later := Record{Term: term(6), Node: peerY, Backup: peerX, ID: 3}, Record{Term: term(6), Node: peerY, ID: 4}
@@ -119,8 +119,8 @@ func (l *alone) forgotten(second, third *Records) {
 	l.get(voter2, second)
 }
 
-// TestNewEpoch: an epoch that a voter begins is above all that anybody has told of, and the others take it over as long as nobody else
-// has.
+// TestNewEpoch: an epoch that a voter begins is above all that anybody has told of, and the others take it over as long
+// as nobody else has.
 func TestNewEpoch(t *testing.T) {
 	const high = 1 << 40 // above the time of day
 	for _, c := range []struct {
@@ -179,8 +179,8 @@ func TestReadingOfNamesake(t *testing.T) {
 	expect.True(t, !l.core.voter.ready(), "a voter of three has read the records of one other")
 }
 
-// TestLateRecords: answers of voters that take longer than the time from one question to the next are taken, but none after a later one, and
-// none that is older than a second.
+// TestLateRecords: answers of voters that take longer than the time from one question to the next are taken, but none
+// after a later one, and none that is older than a second.
 func TestLateRecords(t *testing.T) {
 	reads := func(answer func(l *alone, asked []*ReadRecords)) bool {
 		l := newAlone(t, self.Name, voter2.Name, voter3.Name)

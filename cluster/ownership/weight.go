@@ -3,8 +3,8 @@ package ownership
 // MaxName is the length of the longest name of a node, in bytes.
 const MaxName = 63
 
-// Bulk reports whether a message is a part of a log. A receiver takes all other messages first: to take in copies of many partitions
-// takes longer than a partition may stand still, or a lease lasts.
+// Bulk reports whether a message is a part of a log. A receiver takes all other messages first: to take in copies of
+// many partitions takes longer than a partition may stand still, or a lease lasts.
 func Bulk(m Message) bool {
 	_, ok := m.(*Block)
 	return ok

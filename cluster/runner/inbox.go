@@ -8,8 +8,9 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// Inbox is where others leave something for a Runner. It is made before the Runner, and before the others, which a Runner needs. What is
-// left in it before there is a Runner stays there until then. Its methods are safe for concurrent use.
+// Inbox is where others leave something for a Runner. It is made before the Runner, and before the others, which a
+// Runner needs. What is left in it before there is a Runner stays there until then. Its methods are safe for concurrent
+// use.
 type Inbox struct {
 	wake   fifo.Signal     // set when there may be something to do
 	urgent []atomic.Uint64 // a bit for each partition

@@ -5,8 +5,8 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// maxMail bounds what has arrived from other nodes and was not looked at yet, bulk and the rest each, as ownership.Weight counts
-// it. Beyond it messages are lost, as they may be anywhere on their way.
+// maxMail bounds what has arrived from other nodes and was not looked at yet, bulk and the rest each, as
+// ownership.Weight counts it. Beyond it messages are lost, as they may be anywhere on their way.
 const maxMail = 64 << 20
 
 // mailbox holds messages that the core has not received. Taking in the content of partitions takes long: it is

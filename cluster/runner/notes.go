@@ -9,9 +9,9 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// holdNotes is how long notes wait for others that say the same: a node that joins or leaves moves some thousand partitions one
-// message at a time, within a second, and that is a line or two in the log and not one for each, which would take processor time
-// from the moves, here and in whatever collects the log.
+// holdNotes is how long notes wait for others that say the same: a node that joins or leaves moves some thousand
+// partitions one message at a time, within a second, and that is a line or two in the log and not one for each, which
+// would take processor time from the moves, here and in whatever collects the log.
 const holdNotes = time.Second
 
 // noteKind is what notes that make one line have in common.

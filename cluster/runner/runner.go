@@ -36,8 +36,8 @@ type Sender interface {
 	Send([]ownership.Envelope)
 }
 
-// Disk takes the blocks for the disk of this process; see disk.Disk. Send must not block. Once Err returns an error nothing is written
-// any more.
+// Disk takes the blocks for the disk of this process; see disk.Disk. Send must not block. Once Err returns an error
+// nothing is written any more.
 type Disk interface {
 	Send(*ownership.Block)
 	Err() error
@@ -51,8 +51,8 @@ type Config struct {
 	Disk   Disk                // nil: there is none
 	Now    func() algo.Instant // the clock of decisions: the very one that the limiter reads
 	Boot   func() int64        // the clock of leases: BootTime, other than in tests
-	// Version returns the highest ticket that has been given for an answer of a partition, or more. It never falls. It is
-	// called by the goroutine that also calls Core.Data.
+	// Version returns the highest ticket that has been given for an answer of a partition, or more. It never falls. It
+	// is called by the goroutine that also calls Core.Data.
 	Version func(partition int) uint64
 	Logger  *slog.Logger
 }
@@ -110,8 +110,8 @@ type route struct {
 	replaced chan struct{} // closed when it is no longer what is known
 }
 
-// progress says up to which ticket a partition's answers may be given: by confirmed where there is a copy, else by strict, else by the
-// next. The numbers only rise. A waiter leaves a channel, which is closed after the next rise.
+// progress says up to which ticket a partition's answers may be given: by confirmed where there is a copy, else by
+// strict, else by the next. The numbers only rise. A waiter leaves a channel, which is closed after the next rise.
 type progress struct {
 	confirmed atomic.Uint64 // a copy has them
 	strict    atomic.Uint64 // degraded: there is no copy, and that is on record
@@ -121,7 +121,8 @@ type progress struct {
 	waiting   atomic.Pointer[chan struct{}]
 }
 
-// wait returns a channel that is closed after a rise that the caller has not seen, if it looks at the numbers after this.
+// wait returns a channel that is closed after a rise that the caller has not seen, if it looks at the numbers after
+// this.
 func (p *progress) wait() <-chan struct{} {
 	for {
 		if risen := p.waiting.Load(); risen != nil {
@@ -247,8 +248,9 @@ func (k *Runner) Settled() bool { return k.settled.Load() }
 // ErrNobody says that there is no other active member that partitions could be given to.
 var ErrNobody = errors.New("runner: there is no other node to give partitions to")
 
-// Drain gives all partitions to other nodes, and waits until this node holds none. It returns early with an error when there is no other
-// node (ErrNobody), ctx ends, or the Runner is closed. It cannot be taken back: the node goes on giving away.
+// Drain gives all partitions to other nodes, and waits until this node holds none. It returns early with an error when
+// there is no other node (ErrNobody), ctx ends, or the Runner is closed. It cannot be taken back: the node goes on
+// giving away.
 func (k *Runner) Drain(ctx context.Context) error {
 	k.mu.Lock()
 	k.leaving = true
@@ -336,8 +338,9 @@ func (k *Runner) run() {
 	}
 }
 
-// step waits until there is something to do, and does it, or a part of it. What has arrived comes before a tick: that may be late, and it is then that others
-// are judged by what they have not answered. step reports whether it has ticked.
+// step waits until there is something to do, and does it, or a part of it. What has arrived comes before a tick: that
+// may be late, and it is then that others are judged by what they have not answered. step reports whether it has
+// ticked.
 func (k *Runner) step(tick <-chan time.Time) (due bool) {
 	due = k.core.Behind()
 	if !due {
@@ -423,8 +426,8 @@ func (k *Runner) hurry(now ownership.Now) {
 	}
 }
 
-// unneeded reports whether a node that holds nothing may end: nothing is on its way to it, and it has no copy of a partition whose holder
-// is lost.
+// unneeded reports whether a node that holds nothing may end: nothing is on its way to it, and it has no copy of a
+// partition whose holder is lost.
 func (k *Runner) unneeded() bool {
 	st := k.core.Status(k.now())
 	return st.Arriving == 0 && st.Stranded == 0
@@ -457,8 +460,8 @@ func (k *Runner) carryOut() {
 	}
 }
 
-// post wakes the waiters of confirmed partitions, and sends the messages that have gathered. It does so once for many confirmations, so a
-// caller that waits for several partitions in turn finds all of them confirmed.
+// post wakes the waiters of confirmed partitions, and sends the messages that have gathered. It does so once for many
+// confirmations, so a caller that waits for several partitions in turn finds all of them confirmed.
 func (k *Runner) post() {
 	for _, c := range k.risen {
 		close(c)

@@ -400,8 +400,8 @@ func TestTicksGoOn(t *testing.T) {
 	expect.Equal(t, urgent, 5, "urgent")
 }
 
-// TestClocks: no call to the core is given an earlier reading of the clocks than the one before, and no message one from
-// before it arrived.
+// TestClocks: no call to the core is given an earlier reading of the clocks than the one before, and no message one
+// from before it arrived.
 func TestClocks(t *testing.T) {
 	var clock atomic.Int64
 	k, c := newPuppet(t, func(cfg *Config) { cfg.Boot = func() int64 { return clock.Add(1) } })
@@ -465,8 +465,8 @@ func TestMessagesAndNotes(t *testing.T) {
 	expect.True(t, s.Events["claimed"] == partitions && s.Events["handed over"] == 1 && len(s.Events) == 2, "%+v", s)
 }
 
-// TestJournalOfMoves: a node that leaves hands thousands of partitions over, one message at a time, and the log has a line for each
-// receiver.
+// TestJournalOfMoves: a node that leaves hands thousands of partitions over, one message at a time, and the log has a
+// line for each receiver.
 func TestJournalOfMoves(t *testing.T) {
 	var log testkit.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
@@ -846,7 +846,8 @@ func TestMessagesComeLast(t *testing.T) {
 	expect.Equal(t, <-seen, "true true", "when a message goes out, route and confirmation are published")
 }
 
-// TestMailComesBeforeTicks: what has arrived is received before the tick that judges others by what they have not answered.
+// TestMailComesBeforeTicks: what has arrived is received before the tick that judges others by what they have not
+// answered.
 func TestMailComesBeforeTicks(t *testing.T) {
 	k := newRunner(Config{
 		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),

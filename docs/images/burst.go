@@ -10,8 +10,8 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// burst draws how many requests each of four policies that say "200 a minute" has admitted in the last minute, when callers come in
-// bursts at the full minute.
+// burst draws how many requests each of four policies that say "200 a minute" has admitted in the last minute, when
+// callers come in bursts at the full minute.
 func burst() ([]byte, error) {
 	set, err := policy.Load("docs/examples/candidates.yaml")
 	if err != nil {

@@ -1,11 +1,11 @@
 // Package console serves a page that shows a cluster and tries checks: HTML, CSS and JavaScript that are part of the
 // program, and a stream of server-sent events (WHATWG HTML, 9.2) with the data.
 //
-// One goroutine (collect) takes a snapshot of the cluster once a second for all open pages, and none while no page is open.
-// Streams are bounded, in all and for each source. A stream ends when its browser disconnects or does not read.
+// One goroutine (collect) takes a snapshot of the cluster once a second for all open pages, and none while no page is
+// open. Streams are bounded, in all and for each source. A stream ends when its browser disconnects or does not read.
 //
-// The package does not authorize: the code that mounts the handlers does, and Snapshot.Render decides what a caller sees. It
-// does not promise that each snapshot reaches each stream: a slow stream skips to the newest.
+// The package does not authorize: the code that mounts the handlers does, and Snapshot.Render decides what a caller
+// sees. It does not promise that each snapshot reaches each stream: a slow stream skips to the newest.
 package console
 
 import (
@@ -42,8 +42,8 @@ const (
 
 // Snapshot is what the page shows at one moment.
 type Snapshot interface {
-	// Render returns the JSON object of what the caller in ctx may see. ok is false when the caller may see nothing; its
-	// stream ends.
+	// Render returns the JSON object of what the caller in ctx may see. ok is false when the caller may see nothing;
+	// its stream ends.
 	Render(ctx context.Context) (json []byte, ok bool)
 }
 
@@ -55,8 +55,8 @@ type Config struct {
 	MaxStreams, MaxOfSource int
 	// Source finds the address of a request's caller.
 	Source netaddr.Resolver
-	// Caller returns the name of the caller in a request's context; empty: no name. Once half of MaxStreams are in use, a
-	// named caller gets a stream only while it has fewer than are free (fairshare.Places).
+	// Caller returns the name of the caller in a request's context; empty: no name. Once half of MaxStreams are in use,
+	// a named caller gets a stream only while it has fewer than are free (fairshare.Places).
 	Caller func(context.Context) string
 	Logger *slog.Logger
 }
@@ -79,8 +79,8 @@ type Console struct {
 // source is the caller and address of a stream. It distinguishes callers behind one proxy, and one caller's hosts.
 type source struct{ address, caller string }
 
-// pageHeader is in the page's requests for events. A page of another site cannot send it: its browser would first ask the
-// node (CORS preflight), which does not allow it.
+// pageHeader is in the page's requests for events. A page of another site cannot send it: its browser would first ask
+// the node (CORS preflight), which does not allow it.
 const pageHeader = "Weir-Console"
 
 //go:embed assets

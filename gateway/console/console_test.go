@@ -242,8 +242,8 @@ func TestAssets(t *testing.T) {
 	expect.Equal(t, w.Code, http.StatusNotFound, "another path")
 }
 
-// TestOtherSitesPages: a page of another site, in a browser that reaches the node, holds no stream: whatever it has the browser send
-// without asking the node first lacks the header of the page's own requests.
+// TestOtherSitesPages: a page of another site, in a browser that reaches the node, holds no stream: whatever it has the
+// browser send without asking the node first lacks the header of the page's own requests.
 func TestOtherSitesPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, Config{})
@@ -261,7 +261,8 @@ func TestOtherSitesPages(t *testing.T) {
 	})
 }
 
-// TestSourcesBehindAProxy: neither one host behind a trusted proxy nor one caller at an address takes the places of the others there.
+// TestSourcesBehindAProxy: neither one host behind a trusted proxy nor one caller at an address takes the places of the
+// others there.
 func TestSourcesBehindAProxy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		who, from := "", ""

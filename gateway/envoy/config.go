@@ -22,10 +22,10 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file reads configuration files into a Config, which never changes afterwards. Parse makes a reader for each file;
-// reader.file finds the domain, descriptors reads the tree of nodes, limit and rate read a rule, quotas (quota.go) the quota
-// buckets. match.go looks up rules in the tree. A field must be listed in rootFields, descriptorFields or limitFields to be
-// accepted.
+// This file reads configuration files into a Config, which never changes afterwards. Parse makes a reader for each
+// file; reader.file finds the domain, descriptors reads the tree of nodes, limit and rate read a rule, quotas
+// (quota.go) the quota buckets. match.go looks up rules in the tree. A field must be listed in rootFields,
+// descriptorFields or limitFields to be accepted.
 
 // File is one configuration file. Name is for errors.
 type File struct {
@@ -35,11 +35,11 @@ type File struct {
 
 // Options say how files are read. The zero value is the reference's behaviour.
 type Options struct {
-	// MergeDomains allows several files to describe one domain (the reference's MERGE_DOMAIN_CONFIG). Otherwise that is an
-	// error.
+	// MergeDomains allows several files to describe one domain (the reference's MERGE_DOMAIN_CONFIG). Otherwise that is
+	// an error.
 	MergeDomains bool
-	// Quotable, when set, returns an error when the limits of a policy cannot be divided among data planes. It is called for
-	// the policies in quota_buckets.
+	// Quotable, when set, returns an error when the limits of a policy cannot be divided among data planes. It is
+	// called for the policies in quota_buckets.
 	Quotable func(policy string) error
 }
 
@@ -50,7 +50,8 @@ type Config struct {
 	hash    [sha256.Size]byte
 }
 
-// Hash returns a hash of the files' names and contents. It does not depend on their directory, so that nodes can compare it.
+// Hash returns a hash of the files' names and contents. It does not depend on their directory, so that nodes can
+// compare it.
 func (c *Config) Hash() [sha256.Size]byte { return c.hash }
 
 // Domains returns the number of domains, and of limits in them.

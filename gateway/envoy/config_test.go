@@ -123,8 +123,8 @@ func entriesOf(pairs ...string) *common.RateLimitDescriptor {
 	return d
 }
 
-// TestMatch: the reference's GetLimit. At each level the key with the value comes first, then wildcards in the order of the file,
-// then the key alone; and only a limit that is as deep as the request's descriptor counts.
+// TestMatch: the reference's GetLimit. At each level the key with the value comes first, then wildcards in the order of
+// the file, then the key alone; and only a limit that is as deep as the request's descriptor counts.
 func TestMatch(t *testing.T) {
 	d := parse(t, matching).domain("d")
 	for _, test := range []struct {
@@ -301,7 +301,8 @@ func TestWatch(t *testing.T) {
 	expect.True(t, err != nil, "a directory that does not exist")
 }
 
-// TestReadDirRejectsPipes: a pipe in the place of a file is no reason to do without its limits; a link to a directory is left out.
+// TestReadDirRejectsPipes: a pipe in the place of a file is no reason to do without its limits; a link to a directory
+// is left out.
 func TestReadDirRejectsPipes(t *testing.T) {
 	dir := t.TempDir()
 	must.NoError(t, os.Symlink(t.TempDir(), filepath.Join(dir, "link.yaml")))
@@ -312,7 +313,8 @@ func TestReadDirRejectsPipes(t *testing.T) {
 	expect.ErrorIs(t, err, reload.ErrNotRegular, "%v", files)
 }
 
-// FuzzParse reads anything as a file: it is a configuration or Errors with positions in the file, and what it matches is found again.
+// FuzzParse reads anything as a file: it is a configuration or Errors with positions in the file, and what it matches
+// is found again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(matching), "wild", "abc")
 	f.Add([]byte("domain: d\ncharge: all_or_none\ndescriptors: [{key: a, metadata: {x: [1, {y: null}]}, rate_limit: {unlimited: true, replaces: [{name: b}]}}]\n"), "a", "")
@@ -388,8 +390,8 @@ func quotable(policy string) error {
 	return nil
 }
 
-// FuzzQuotaBuckets reads anything as quota_buckets: they are mistakes with positions, or buckets within bounds, each of which is found by an id of
-// its own, the first that fits.
+// FuzzQuotaBuckets reads anything as quota_buckets: they are mistakes with positions, or buckets within bounds, each of
+// which is found by an id of its own, the first that fits.
 func FuzzQuotaBuckets(f *testing.F) {
 	f.Add([]byte("[{bucket: {name: api, tenant: \"*\"}, policy: p, key: \"{tenant}\"}]"), "x")
 	f.Add([]byte("[{bucket: {a: \"*\", b: c}, policy: p, key: \"{{{a}}}{b}\", share: 7}, {bucket: {a: \"*\", b: \"*\"}, policy: q, key: k}]"), "{a}")

@@ -13,13 +13,13 @@ import (
 const (
 	// expiryMargin is how much longer a reservation lives than its TTL, so that cancel still finds it.
 	expiryMargin = 10 * time.Second
-	// What a pending reservation takes of Kept, in bytes: pendingBytes for itself, and targetBytes and the key's length for
-	// each target.
+	// What a pending reservation takes of Kept, in bytes: pendingBytes for itself, and targetBytes and the key's length
+	// for each target.
 	pendingBytes, targetBytes = 512, 192
 )
 
-// expiry cancels reservations of Kuadrant's protocol that are not committed within their TTL. The Service alone would leave
-// them charged, as it does with those of a node that has ended.
+// expiry cancels reservations of Kuadrant's protocol that are not committed within their TTL. The Service alone would
+// leave them charged, as it does with those of a node that has ended.
 type expiry struct {
 	service  limit.Service // in the name of the node, without authorization
 	panicked func(*panics.Error)
@@ -37,8 +37,8 @@ type pending struct {
 	bytes fairshare.Taken
 }
 
-// room takes the bytes for a reservation of some targets from the caller's share. It returns false when the share has no
-// room.
+// room takes the bytes for a reservation of some targets from the caller's share. It returns false when the share has
+// no room.
 func (e *expiry) room(caller string, targets []limit.Target) (fairshare.Taken, bool) {
 	bytes := pendingBytes
 	for i := range targets {
@@ -47,8 +47,8 @@ func (e *expiry) room(caller string, targets []limit.Target) (fairshare.Taken, b
 	return e.kept.TakeAll(caller, bytes)
 }
 
-// add has a reservation cancelled when its TTL is over. The bytes are given back when the reservation ends, and at once when
-// id is empty.
+// add has a reservation cancelled when its TTL is over. The bytes are given back when the reservation ends, and at once
+// when id is empty.
 func (e *expiry) add(id string, targets []limit.Target, ttl time.Duration, bytes fairshare.Taken) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

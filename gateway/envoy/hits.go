@@ -10,8 +10,8 @@ import (
 // maxNames and maxNameBytes bound the names that Hits counts by, because names may have values of requests in them.
 const maxNames, maxNameBytes = 10_000, 512
 
-// Hits counts hits for Prometheus by limit and result. Longer names, and further ones after the first 10000, are counted
-// as "other". It is a collector, and safe for concurrent use.
+// Hits counts hits for Prometheus by limit and result. Longer names, and further ones after the first 10000, are
+// counted as "other". It is a collector, and safe for concurrent use.
 type Hits struct {
 	*prometheus.CounterVec
 

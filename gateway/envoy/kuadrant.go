@@ -13,11 +13,12 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file has Kuadrant's service on the limits of service.go. It charges with Always (charge) and reserves (hold), where
-// ShouldRateLimit checks. A reservation is registered with expiry before its id is returned, and removed from it by Commit.
+// This file has Kuadrant's service on the limits of service.go. It charges with Always (charge) and reserves (hold),
+// where ShouldRateLimit checks. A reservation is registered with expiry before its id is returned, and removed from it
+// by Commit.
 
-// kuadrant implements Kuadrant's service, which is Limitador's: a gateway checks or reserves before a request, and reports
-// or commits the cost when the response has passed.
+// kuadrant implements Kuadrant's service, which is Limitador's: a gateway checks or reserves before a request, and
+// reports or commits the cost when the response has passed.
 type kuadrant struct {
 	kuadrantpb.UnimplementedRateLimitServiceServer
 	*Service
@@ -28,8 +29,8 @@ const (
 	codeUnknown = ratelimitv3.RateLimitResponse_UNKNOWN // for a request without a domain
 )
 
-// CheckRateLimit says whether one more hit would be within all limits of a request, and charges nothing. As in Limitador, it
-// ignores the request's hits and returns no statuses.
+// CheckRateLimit says whether one more hit would be within all limits of a request, and charges nothing. As in
+// Limitador, it ignores the request's hits and returns no statuses.
 func (k *kuadrant) CheckRateLimit(ctx context.Context, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
 	if in.GetDomain() == "" {
 		return &ratelimitv3.RateLimitResponse{OverallCode: codeUnknown}, nil
@@ -52,8 +53,8 @@ func (k *kuadrant) CheckRateLimit(ctx context.Context, in *ratelimitv3.RateLimit
 	return &ratelimitv3.RateLimitResponse{OverallCode: k.overall(all)}, nil
 }
 
-// Report charges the request's hits to all its limits, whether or not there is room, and answers OK. If an owner cannot be
-// asked, it charges none. As in Limitador, it ignores the hits of descriptors, and 0 hits are 1.
+// Report charges the request's hits to all its limits, whether or not there is room, and answers OK. If an owner cannot
+// be asked, it charges none. As in Limitador, it ignores the hits of descriptors, and 0 hits are 1.
 func (k *kuadrant) Report(ctx context.Context, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
 	if in.GetDomain() == "" {
 		return &ratelimitv3.RateLimitResponse{OverallCode: codeUnknown}, nil
@@ -70,11 +71,12 @@ func (k *kuadrant) Report(ctx context.Context, in *ratelimitv3.RateLimitRequest)
 	return &ratelimitv3.RateLimitResponse{OverallCode: codeOK}, nil
 }
 
-// Reserve reserves an amount under all limits of a request, or under none when one of them has no room. A reservation that
-// is not committed within the TTL is cancelled.
+// Reserve reserves an amount under all limits of a request, or under none when one of them has no room. A reservation
+// that is not committed within the TTL is cancelled.
 //
-// Nothing is reserved under limits in shadow_mode or quota_mode. Limits in shadow_mode are ignored. Limits in quota_mode
-// refuse only when none of them has room. An amount of 0 reserves nothing, and is refused while more is in use than a limit.
+// Nothing is reserved under limits in shadow_mode or quota_mode. Limits in shadow_mode are ignored. Limits in
+// quota_mode refuse only when none of them has room. An amount of 0 reserves nothing, and is refused while more is in
+// use than a limit.
 func (k *kuadrant) Reserve(ctx context.Context, in *kuadrantpb.ReserveRequest) (*kuadrantpb.ReserveResponse, error) {
 	if in.GetDomain() == "" {
 		return &kuadrantpb.ReserveResponse{Code: codeUnknown}, nil
@@ -135,8 +137,8 @@ func (k *kuadrant) hold(ctx context.Context, list []*asked, amount int64, ttl ti
 	return d.ReservationID, nil
 }
 
-// Commit replaces what a reservation holds by the actual amount, which it charges to all limits of the request whether or
-// not there is room. For limits without a reservation it is a Report.
+// Commit replaces what a reservation holds by the actual amount, which it charges to all limits of the request whether
+// or not there is room. For limits without a reservation it is a Report.
 func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*kuadrantpb.CommitResponse, error) {
 	out := new(kuadrantpb.CommitResponse)
 	if in.GetDomain() == "" {
@@ -165,8 +167,8 @@ func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*k
 	return out, nil
 }
 
-// settle commits a reservation: the amount as often as a limit is in the list. rest has the limits under which nothing is
-// reserved.
+// settle commits a reservation: the amount as often as a limit is in the list. rest has the limits under which nothing
+// is reserved.
 func (k *kuadrant) settle(ctx context.Context, list []*asked, id string, amount int64) (rest []*asked, err error) {
 	for len(list) > 0 {
 		a := list[0]

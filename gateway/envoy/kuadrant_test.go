@@ -78,7 +78,8 @@ func TestKuadrant(t *testing.T) {
 	b.past.Add(int64(50 * time.Second))
 	answers("the excess is forgotten when the window turns", check, ok, "d", 1, minute)
 
-	// Ours: Limitador charges the limits of a report one after the other, and stops at the first that its storage fails.
+	// Ours: Limitador charges the limits of a report one after the other, and stops at the first that its storage
+	// fails.
 	_, err := call(report, &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: 10, Descriptors: []*common.RateLimitDescriptor{
 		entriesOf("minute", "all"), entriesOf("log", "all"), entriesOf("lost", "all")}})
 	expect.Equal(t, status.Code(err), codes.NotFound, "a report of which one limit is lost: %v", err)
@@ -102,7 +103,8 @@ func TestKuadrant(t *testing.T) {
 	// A policy as the limit: its state is what every other front end counts.
 	answers("a policy", report, ok, "d", 9, entriesOf("shared", "u"))
 	answers("a policy", check, over, "d", 1, entriesOf("shared", "u"))
-	// Errors of the storage are UNAVAILABLE in the original, so that failure_mode_deny decides; ours name what is wrong.
+	// Errors of the storage are UNAVAILABLE in the original, so that failure_mode_deny decides; ours name what is
+	// wrong.
 	for _, method := range []string{check, report} {
 		_, err = call(method, &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("lost", "u")}})
 		expect.Equal(t, status.Code(err), codes.NotFound, "a policy that there is not: %v", err)
@@ -247,8 +249,8 @@ func TestKuadrantReserve(t *testing.T) {
 	}
 }
 
-// TestKuadrantExpiry. Limitador: a reservation that is not committed expires without a cost, when its TTL is over; a TTL that is missing or
-// negative is a minute. Ours: a node that ends leaves what it has reserved charged.
+// TestKuadrantExpiry. Limitador: a reservation that is not committed expires without a cost, when its TTL is over; a
+// TTL that is missing or negative is a minute. Ours: a node that ends leaves what it has reserved charged.
 func TestKuadrantExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newReserving(t)
@@ -294,8 +296,9 @@ func TestKuadrantExpiry(t *testing.T) {
 // who names the caller of a context in tests.
 type who struct{}
 
-// TestReservationsOfKuadrantByBytes is an attack: a caller reserves with as many and as long keys as there may be, and has its commits fail half-way.
-// What is kept of that takes no more than the bytes that there are, and not all of those; without bytes nothing is charged; in the end all are given back.
+// TestReservationsOfKuadrantByBytes is an attack: a caller reserves with as many and as long keys as there may be, and
+// has its commits fail half-way. What is kept of that takes no more than the bytes that there are, and not all of
+// those; without bytes nothing is charged; in the end all are given back.
 func TestReservationsOfKuadrantByBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept := fairshare.New(1 << 20)

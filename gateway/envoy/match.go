@@ -20,8 +20,9 @@ type match struct {
 func (c *Config) domain(name string) *domain { return c.domains[name] }
 
 // match returns the limit for a descriptor of a request, and a nil rule when there is none. The limit is that of the
-// configured descriptor at the same depth. At each level the key with the value is tried first, then wildcards in the order
-// of the files, then the key alone. A limit in the request replaces the configured one; an error is about that limit.
+// configured descriptor at the same depth. At each level the key with the value is tried first, then wildcards in the
+// order of the files, then the key alone. A limit in the request replaces the configured one; an error is about that
+// limit.
 func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 	entries := in.GetEntries()
 	if over := in.GetLimit(); over != nil {
@@ -116,8 +117,8 @@ func (d *domain) override(in *common.RateLimitDescriptor_RateLimitOverride) (*ru
 }
 
 // stateKey returns the key of a descriptor's state: its entries as key=value, joined by commas. Separators, control
-// characters and other special characters are escaped as % and two hexadecimal digits, so that different descriptors have
-// different keys; an unescaped * is from a pattern. limit.KeyOf shortens a result of more than limit.MaxKey bytes.
+// characters and other special characters are escaped as % and two hexadecimal digits, so that different descriptors
+// have different keys; an unescaped * is from a pattern. limit.KeyOf shortens a result of more than limit.MaxKey bytes.
 func stateKey(entries []*common.RateLimitDescriptor_Entry, patterns []string) string {
 	if len(entries) == 0 {
 		return "()"

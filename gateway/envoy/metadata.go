@@ -8,8 +8,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// metadataOf returns the dynamic metadata of a response: the request, the metadata of limits that were not exceeded, and
-// near_limit and banned if a decision has them.
+// metadataOf returns the dynamic metadata of a response: the request, the metadata of limits that were not exceeded,
+// and near_limit and banned if a decision has them.
 func metadataOf(in *ratelimitv3.RateLimitRequest, all []asked) *structpb.Struct {
 	fields := map[string]*structpb.Value{"domain": structpb.NewStringValue(in.GetDomain())}
 	list := new(structpb.ListValue)

@@ -58,8 +58,8 @@ func (c *Config) Quota(domain string, id map[string]string) (t QuotaTarget, ok b
 	return t, false
 }
 
-// matches says whether an id is one of the bucket's. With the entries of another quotaBucket it says whether all ids of that
-// are.
+// matches says whether an id is one of the bucket's. With the entries of another quotaBucket it says whether all ids of
+// that are.
 func (b *quotaBucket) matches(id map[string]string) bool {
 	if len(id) != len(b.entries) {
 		return false

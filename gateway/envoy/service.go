@@ -26,9 +26,9 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// This file has ShouldRateLimit. matches finds the rule of each descriptor and removes replaced ones. ask has the limits
-// decided: askTogether those that are charged all or none, askEach the others. conclude makes a status of each decision, and
-// response makes the answer. kuadrant.go uses matches, counts and overall as well.
+// This file has ShouldRateLimit. matches finds the rule of each descriptor and removes replaced ones. ask has the
+// limits decided: askTogether those that are charged all or none, askEach the others. conclude makes a status of each
+// decision, and response makes the answer. kuadrant.go uses matches, counts and overall as well.
 
 // Results for ServiceConfig.Count.
 const (
@@ -56,7 +56,8 @@ type ServiceConfig struct {
 	Count func(name, result string, hits uint64)
 	// Panicked is called with each recovered panic of a cancellation by expiry. Nil: such a panic is not recovered.
 	Panicked func(*panics.Error)
-	// Headers adds RateLimit-Limit, -Remaining and -Reset to responses (the reference's LIMIT_RESPONSE_HEADERS_ENABLED).
+	// Headers adds RateLimit-Limit, -Remaining and -Reset to responses (the reference's
+	// LIMIT_RESPONSE_HEADERS_ENABLED).
 	Headers bool
 	// Metadata adds dynamic metadata to responses (RESPONSE_DYNAMIC_METADATA).
 	Metadata bool
@@ -119,7 +120,8 @@ func (a *asked) counts() bool { return a.rule != nil && !a.unlimited }
 // zero says whether the limit is 0 and admits nothing.
 func (a *asked) zero() bool { return a.limit != nil && a.perUnit == 0 }
 
-// ShouldRateLimit implements the service's only method. Errors are gRPC statuses. A request over its limit is not an error.
+// ShouldRateLimit implements the service's only method. Errors are gRPC statuses. A request over its limit is not an
+// error.
 func (s *Service) ShouldRateLimit(ctx context.Context, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
 	switch {
 	case in.GetDomain() == "":
@@ -226,8 +228,8 @@ func (s *Service) ask(ctx context.Context, all []asked) error {
 func checksOf(list []*asked) []limit.Check {
 	checks := make([]limit.Check, len(list))
 	for i, a := range list {
-		// A descriptor with 0 or negative hits is not limited by room: with Always, 0 is refused only while more is in use
-		// than the limit.
+		// A descriptor with 0 or negative hits is not limited by room: with Always, 0 is refused only while more is in
+		// use than the limit.
 		checks[i] = limit.Check{Target: a.target, Cost: a.hits, Always: a.charge == chargeAlways || a.hits <= 0}
 	}
 	return checks
@@ -261,8 +263,8 @@ func statusOf(err error, list []*asked) error {
 	return wire.Status(err)
 }
 
-// askTogether has limits decided that are all charged or none. When one of them is 0, nothing is charged, and the others are
-// peeked at.
+// askTogether has limits decided that are all charged or none. When one of them is 0, nothing is charged, and the
+// others are peeked at.
 func (s *Service) askTogether(ctx context.Context, list []*asked) error {
 	if len(list) == 0 {
 		return nil
@@ -303,8 +305,8 @@ func (s *Service) refuse(a *asked) {
 func (s *Service) conclude(a *asked, d *limit.Decision) {
 	over, remaining := !d.Allowed, saturate(d.Remaining)
 	if a.zero() {
-		// The state of a limit of 0 counts under a limit of 1, because 0 is no valid limit. Any unit in use or asked for is
-		// over the limit.
+		// The state of a limit of 0 counts under a limit of 1, because 0 is no valid limit. Any unit in use or asked
+		// for is over the limit.
 		over = a.hits > 0 || a.hits == 0 && d.Remaining < 1
 		if d.FailedOpen {
 			over = a.hits > 0
@@ -361,8 +363,8 @@ func (s *Service) currentLimit(out *ratelimitv3.RateLimitResponse_RateLimit, a *
 	}
 }
 
-// untilReset returns, as the reference does, the seconds until the window ends, rounded up and never 0. For a limit that is
-// not aligned to the epoch it is the time until nothing is in use, which may be 0.
+// untilReset returns, as the reference does, the seconds until the window ends, rounded up and never 0. For a limit
+// that is not aligned to the epoch it is the time until nothing is in use, which may be 0.
 func (s *Service) untilReset(a *asked, d *limit.Decision) int64 {
 	if a.limit != nil && a.limit.Period == algo.Epoch {
 		length := int64(a.limit.Window / time.Second)

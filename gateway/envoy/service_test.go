@@ -117,8 +117,8 @@ descriptors:
     rate_limit: {policy: banning}
 `
 
-// TestHits. The reference: a descriptor's hits_addend is taken before the request's, in which 0 stands for 1; a descriptor's own 0
-// only looks. What is over the limit is added all the same.
+// TestHits. The reference: a descriptor's hits_addend is taken before the request's, in which 0 stands for 1; a
+// descriptor's own 0 only looks. What is over the limit is added all the same.
 func TestHits(t *testing.T) {
 	b := newBench(t, limits)
 	d := func() *common.RateLimitDescriptor { return entriesOf("minute", "u") }
@@ -145,7 +145,8 @@ func TestHits(t *testing.T) {
 	want(t, "the least", b.ask(1, adding(d(), math.MaxUint64, true)).Statuses[0], ok, 10)
 }
 
-// TestWindows. The reference: windows are aligned to the epoch, and duration_until_reset is what is left of them in whole seconds.
+// TestWindows. The reference: windows are aligned to the epoch, and duration_until_reset is what is left of them in
+// whole seconds.
 func TestWindows(t *testing.T) {
 	b := newBench(t, limits)
 	st := b.ask(1, entriesOf("minute", "u")).Statuses[0]
@@ -216,7 +217,8 @@ func TestErrors(t *testing.T) {
 	expect.Equal(t, out.OverallCode, ok, "%v", out)
 }
 
-// TestLongValues: a value that is longer than a key may be is limited like any other, and does not switch off the other limits.
+// TestLongValues: a value that is longer than a key may be is limited like any other, and does not switch off the other
+// limits.
 func TestLongValues(t *testing.T) {
 	b := newBench(t, limits)
 	token := strings.Repeat("x", 2000)
@@ -230,8 +232,8 @@ func TestLongValues(t *testing.T) {
 	expect.Equal(t, out.OverallCode, over, "a long value beside a limit that is used up: %v", out)
 }
 
-// TestOverall. The reference: over any limit is over, and the statuses are in the order of the descriptors. Every descriptor is
-// charged, also beside one that is over.
+// TestOverall. The reference: over any limit is over, and the statuses are in the order of the descriptors. Every
+// descriptor is charged, also beside one that is over.
 func TestOverall(t *testing.T) {
 	b := newBench(t, limits)
 	for i, code := range []ratelimitv3.RateLimitResponse_Code{ok, over} {
@@ -258,7 +260,8 @@ func TestOverall(t *testing.T) {
 	expect.True(t, out.OverallCode == ok && out.Statuses[0].Code == over, "%v", out)
 }
 
-// TestReplaces. The reference: a limit whose name another one of the request replaces is not looked at, and not charged.
+// TestReplaces. The reference: a limit whose name another one of the request replaces is not looked at, and not
+// charged.
 func TestReplaces(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -333,7 +336,8 @@ func TestNearLimit(t *testing.T) {
 	}
 }
 
-// TestBan: of a policy with ban, begun by the first answer of OVER_LIMIT, which is a refusal also where every hit is charged.
+// TestBan: of a policy with ban, begun by the first answer of OVER_LIMIT, which is a refusal also where every hit is
+// charged.
 func TestBan(t *testing.T) {
 	b := newBench(t, limits, func(c *ServiceConfig) { c.Headers, c.Metadata = true, true })
 	for hit := range 4 {

@@ -18,18 +18,18 @@ type WatchConfig struct {
 	Options
 	// OnChange, when set, is called with each new configuration after it has come into force.
 	OnChange func(*Config)
-	// OnError, when set, is called when the directory cannot be read or its files have mistakes (strictyaml.Errors). It is
-	// called once while the files stay the same. The configuration in force stays.
+	// OnError, when set, is called when the directory cannot be read or its files have mistakes (strictyaml.Errors). It
+	// is called once while the files stay the same. The configuration in force stays.
 	OnError func(error)
 }
 
-// Watcher keeps the configuration of a directory up to date. One goroutine calls OnChange and OnError. They must not call
-// Close, which waits for them.
+// Watcher keeps the configuration of a directory up to date. One goroutine calls OnChange and OnError. They must not
+// call Close, which waits for them.
 type Watcher = reload.Watcher[*Config]
 
-// NewWatcher reads the files of a directory (see ReadDir). After Watcher.Watch it reads them again whenever one changes,
-// appears or disappears, until Close. A mistake in a file is an error of NewWatcher; later it leaves the whole configuration
-// in force as it is.
+// NewWatcher reads the files of a directory (see ReadDir). After Watcher.Watch it reads them again whenever one
+// changes, appears or disappears, until Close. A mistake in a file is an error of NewWatcher; later it leaves the whole
+// configuration in force as it is.
 func NewWatcher(dir string, cfg WatchConfig) (*Watcher, error) {
 	return reload.Open([]string{dir}, reload.Config[*Config]{
 		Read: func(name string, _ int64) ([]byte, error) {
@@ -45,9 +45,9 @@ func NewWatcher(dir string, cfg WatchConfig) (*Watcher, error) {
 // maxFiles bounds the files of a directory.
 const maxFiles = 1000
 
-// ReadDir reads the files of a directory whose names end in .yaml or .yml and do not begin with a dot, sorted by name. It
-// skips directories; any other file that is not regular, such as a pipe, is an error. All files together may have at most
-// strictyaml.MaxFile bytes.
+// ReadDir reads the files of a directory whose names end in .yaml or .yml and do not begin with a dot, sorted by name.
+// It skips directories; any other file that is not regular, such as a pipe, is an error. All files together may have at
+// most strictyaml.MaxFile bytes.
 func ReadDir(dir string) ([]File, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -43,8 +43,8 @@ func messages(t *testing.T, m proto.Message, f func(proto.Message)) {
 	}))
 }
 
-// TestExample holds the example of Envoy's configuration to the types of its API, to what Weir must have Envoy do without an assignment, and to Weir's
-// own files beside it.
+// TestExample holds the example of Envoy's configuration to the types of its API, to what Weir must have Envoy do
+// without an assignment, and to Weir's own files beside it.
 func TestExample(t *testing.T) {
 	read := func(name string) []byte {
 		t.Helper()

@@ -145,8 +145,8 @@ func (f failing) Quota(ctx context.Context, in []limit.Quota, out []limit.QuotaL
 // profile is what is peculiar to a version or a setting of a data plane.
 type profile struct {
 	name string
-	// refills: each assignment of a token bucket makes a full one. Otherwise one that is equal but for the seconds of its interval is
-	// kept, and another one begins full.
+	// refills: each assignment of a token bucket makes a full one. Otherwise one that is equal but for the seconds of
+	// its interval is kept, and another one begins full.
 	refills bool
 	// ratio: with as much of it left as of the bucket before.
 	ratio bool
@@ -446,7 +446,8 @@ func (p *plane) receive(out *quotav3.RateLimitQuotaResponse) {
 	}
 }
 
-// readable fails if an assignment says what Envoy does not read as it is meant: parts of a second, or requests for a unit of time.
+// readable fails if an assignment says what Envoy does not read as it is meant: parts of a second, or requests for a
+// unit of time.
 func (p *plane) readable(q *quotav3.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction) {
 	p.w.t.Helper()
 	life, s := q.GetAssignmentTimeToLive(), q.GetRateLimitStrategy()
@@ -539,9 +540,9 @@ func (w *world) ask(tenant string, perSecond float64, from, to time.Duration) {
 	w.at(w.start()+int64(from), next)
 }
 
-// covered are the instants of the admissions under assignments that had not ended, and by other callers. extra tells of an instant how many
-// others there were within the term of an assignment before it: they are charged when they are reported, as those of an assignment
-// if there is one, which may then be dated too early.
+// covered are the instants of the admissions under assignments that had not ended, and by other callers. extra tells of
+// an instant how many others there were within the term of an assignment before it: they are charged when they are
+// reported, as those of an assignment if there is one, which may then be dated too early.
 func (w *world) covered(key string) (all []int64, extra func(t int64) int) {
 	not := slices.Sorted(slices.Values(w.uncovered[key]))
 	i := 0

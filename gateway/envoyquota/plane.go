@@ -9,9 +9,9 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file has the state of one bucket of a data plane, as a function of reports, answers and instants. bucket.last is the
-// assignment in effect; a loan outlives its assignment until what was spent of it is known (settle) and the owner has been
-// told (answered).
+// This file has the state of one bucket of a data plane, as a function of reports, answers and instants. bucket.last is
+// the assignment in effect; a loan outlives its assignment until what was spent of it is known (settle) and the owner
+// has been told (answered).
 
 const (
 	// Delivery bounds the time from sending a response to its effect at the data plane, plus that from a report to its
@@ -21,7 +21,8 @@ const (
 	Life = 15 * time.Second
 	// askMost bounds an owner's time to answer, and gRPC's time to take a response.
 	askMost = 2 * time.Second
-	// term is how long an owner holds a loan: the time in which its answer may be used, Delivery, Life and 1 s for clocks.
+	// term is how long an owner holds a loan: the time in which its answer may be used, Delivery, Life and 1 s for
+	// clocks.
 	term = askMost + Delivery + Life + time.Second
 	// period is the interval of Envoy's reports.
 	period = 5 * time.Second
@@ -29,8 +30,8 @@ const (
 	renewAfter = period * 3 / 2
 	// ahead is the time for which the units of an assignment should suffice.
 	ahead = period * 11 / 10
-	// maxLoans bounds the loans of a bucket. A bucket that is reported once a period has fewer, because a loan ends within
-	// term.
+	// maxLoans bounds the loans of a bucket. A bucket that is reported once a period has fewer, because a loan ends
+	// within term.
 	maxLoans = 8
 	// idleAfter is the time without a request after which a bucket is abandoned.
 	idleAfter = 30 * time.Second
@@ -52,7 +53,8 @@ const (
 	abandon // sent Delivery after a denyAll, or for a bucket that an earlier stream has left
 )
 
-// action is the answer for one bucket. assign has units and rate, in units per hour; each verdict of an assignment has life.
+// action is the answer for one bucket. assign has units and rate, in units per hour; each verdict of an assignment has
+// life.
 type action struct {
 	verdict     verdict
 	units, rate int64
@@ -174,8 +176,8 @@ func (b *bucket) attribute(units int64, elapsed time.Duration) (excess int64) {
 		case rate > 0:
 			l.mixed = true
 		default:
-			// The oldest loan comes first. Whichever loan the units were of, the sum of what is left is right, and what is
-			// left of a loan is returned only when nothing more can be spent of it.
+			// The oldest loan comes first. Whichever loan the units were of, the sum of what is left is right, and what
+			// is left of a loan is returned only when nothing more can be spent of it.
 			n := min(excess, l.left)
 			l.left -= n
 			excess -= n
@@ -187,8 +189,8 @@ func (b *bucket) attribute(units int64, elapsed time.Duration) (excess int64) {
 	return excess
 }
 
-// settle marks the loans of which nothing more can be spent, and drops those that have ended at the owner or need not be
-// reported. Delivery after an assignment went out of effect, all that was spent of it has been reported.
+// settle marks the loans of which nothing more can be spent, and drops those that have ended at the owner or need not
+// be reported. Delivery after an assignment went out of effect, all that was spent of it has been reported.
 func (b *bucket) settle(now int64) {
 	kept := b.loans[:0]
 	for _, l := range b.loans {

@@ -52,7 +52,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// weather has a data plane of the i-th profile, others, and callers of other front ends ask for the same key, while streams are cut, and runs it.
+// weather has a data plane of the i-th profile, others, and callers of other front ends ask for the same key, while
+// streams are cut, and runs it.
 func (w *world) weather(i, seed int) {
 	w.t.Helper()
 	w.fails = []float64{0, 0.1}[seed%2]
@@ -87,8 +88,9 @@ func (w *world) weather(i, seed int) {
 	}
 }
 
-// TestSilence has a server that takes nothing for a while, or is not heard, with streams that stay open, for as long that assignments
-// end. Under assignments no more than the limit is admitted. What is admitted after their end, or without one, goes by the settings.
+// TestSilence has a server that takes nothing for a while, or is not heard, with streams that stay open, for as long
+// that assignments end. Under assignments no more than the limit is admitted. What is admitted after their end, or
+// without one, goes by the settings.
 func TestSilence(t *testing.T) {
 	for _, p := range judged {
 		for _, of := range []struct {
@@ -140,8 +142,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestQuirks: each peculiarity of Envoy's client that assignments have to allow for shows in some profile, but for the two of buckets that are
-// replaced, which DENY_ALL before an assignment leaves nothing to be peculiar with.
+// TestQuirks: each peculiarity of Envoy's client that assignments have to allow for shows in some profile, but for the
+// two of buckets that are replaced, which DENY_ALL before an assignment leaves nothing to be peculiar with.
 func TestQuirks(t *testing.T) {
 	met := make(map[quirk]int)
 	for i, p := range append(slices.Clone(profiles), profile{name: "unset"}, profile{name: "unset, old", refills: true}) {
@@ -172,8 +174,8 @@ func TestQuirks(t *testing.T) {
 	}
 }
 
-// TestReload: what a policy no longer allows to be divided is denied from the next report on, and given back by its owner's clock alone. What
-// had been assigned may be spent until then.
+// TestReload: what a policy no longer allows to be divided is denied from the next report on, and given back by its
+// owner's clock alone. What had been assigned may be spent until then.
 func TestReload(t *testing.T) {
 	const was = "policies:\n- {name: p, algorithm: sliding_log, limit: 1200, window: 60s}\n"
 	for name, is := range map[string]string{
@@ -212,7 +214,8 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// TestTerm spends an assignment at the last moment that there is, of a data plane that is as far away as may be and was cut off.
+// TestTerm spends an assignment at the last moment that there is, of a data plane that is as far away as may be and was
+// cut off.
 func TestTerm(t *testing.T) {
 	w := newWorld(t, 1, windowPolicy)
 	f := w.plane(profile{name: "last moment", alone: true})

@@ -106,8 +106,8 @@ func (s *Service) one(stream grpc.ServerStream, plane *session) (more bool, err 
 	return true, nil
 }
 
-// perByte is what each byte of a message takes in memory while the message is decoded and carried out. The parts are counted
-// besides.
+// perByte is what each byte of a message takes in memory while the message is decoded and carried out. The parts are
+// counted besides.
 const perByte = 8
 
 func statusOf(err error) error {
@@ -165,8 +165,8 @@ func (s *Service) append(out *quotav3.RateLimitQuotaResponse, id *quotav3.Bucket
 	case allowAll:
 		assignment(blanket(typev3.RateLimitStrategy_ALLOW_ALL))
 	case assign:
-		// After a DENY_ALL every version of Envoy begins a new bucket full. Without it, some keep the ratio of tokens that
-		// remain, or keep the old bucket where the new one looks like it.
+		// After a DENY_ALL every version of Envoy begins a new bucket full. Without it, some keep the ratio of tokens
+		// that remain, or keep the old bucket where the new one looks like it.
 		assignment(blanket(typev3.RateLimitStrategy_DENY_ALL))
 		assignment(tokenBucket(a.units, a.rate))
 	case abandon:
@@ -184,8 +184,8 @@ func blanket(r typev3.RateLimitStrategy_BlanketRule) *typev3.RateLimitStrategy {
 	return &typev3.RateLimitStrategy{Strategy: &typev3.RateLimitStrategy_BlanketRule_{BlanketRule: r}}
 }
 
-// tokenBucket returns a strategy that begins with units and is filled with at most rate units an hour. Envoy reads intervals
-// in whole seconds. The rate is lowered by 2 per mille, for data planes whose clocks are fast.
+// tokenBucket returns a strategy that begins with units and is filled with at most rate units an hour. Envoy reads
+// intervals in whole seconds. The rate is lowered by 2 per mille, for data planes whose clocks are fast.
 func tokenBucket(units, rate int64) *typev3.RateLimitStrategy {
 	fills, seconds := int64(1), int64(365*24*3600) // one token a year stands for none
 	rate -= (rate + 499) / 500

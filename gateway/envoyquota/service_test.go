@@ -102,7 +102,8 @@ func TestDomain(t *testing.T) {
 	}
 }
 
-// TestHugeReports: of a message with ever so many buckets, and of ids of any size, no more is kept than there is room for.
+// TestHugeReports: of a message with ever so many buckets, and of ids of any size, no more is kept than there is room
+// for.
 func TestHugeReports(t *testing.T) {
 	w := newWorld(t, 1, windowPolicy)
 	s := w.service.open("")
@@ -120,7 +121,8 @@ func TestHugeReports(t *testing.T) {
 	expect.True(t, rejected == 100 && unmatched == 2, "%v were rejected and %v ignored", rejected, unmatched)
 }
 
-// TestUnlimited: a key without a limit is free, one that is blocked is not, and one in shadow mode is charged what was used.
+// TestUnlimited: a key without a limit is free, one that is blocked is not, and one in shadow mode is charged what was
+// used.
 func TestUnlimited(t *testing.T) {
 	for policies, want := range map[string]typev3.RateLimitStrategy_BlanketRule{
 		"policies:\n- {name: p, limit: 10, window: 1m, algorithm: sliding_log, overrides: [{key: a, unlimited: true}]}\n": typev3.RateLimitStrategy_ALLOW_ALL,
@@ -146,8 +148,8 @@ func (refuser) Quota(_ context.Context, _ []limit.Quota, out []limit.QuotaLent) 
 	return nil
 }
 
-// TestBucketsByBytes is an attack: buckets with ids as long as may be, with what no file describes beside them, that ask again and again. They take no
-// more memory than is counted.
+// TestBucketsByBytes is an attack: buckets with ids as long as may be, with what no file describes beside them, that
+// ask again and again. They take no more memory than is counted.
 func TestBucketsByBytes(t *testing.T) {
 	w := newWorld(t, 1, windowPolicy)
 	kept := fairshare.New(16 << 20)
@@ -229,11 +231,13 @@ func (c cutConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestCut cuts the stream after each byte that the data plane sends, and after each that it gets, of two reports and what it is assigned, which it spends at
-// once. It and others together admit no more than the limit, then and when its loans have ended.
+// TestCut cuts the stream after each byte that the data plane sends, and after each that it gets, of two reports and
+// what it is assigned, which it spends at once. It and others together admit no more than the limit, then and when its
+// loans have ended.
 func TestCut(t *testing.T) {
 	w := newWorld(t, 1, windowPolicy)
-	// Without failing, whose random numbers are one goroutine's: a stream that is cut may still be served when the next one is.
+	// Without failing, whose random numbers are one goroutine's: a stream that is cut may still be served when the next
+	// one is.
 	w.service = w.serving(w.limiter, fairshare.New(0))
 	lis := bufconn.Listen(1 << 16)
 	server := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
@@ -341,8 +345,8 @@ func FuzzReports(f *testing.F) {
 	})
 }
 
-// FuzzSessions has several data planes say anything, in any order: whatever that is, the assignments that are in effect and what others are admitted
-// are within the limit.
+// FuzzSessions has several data planes say anything, in any order: whatever that is, the assignments that are in effect
+// and what others are admitted are within the limit.
 func FuzzSessions(f *testing.F) {
 	f.Add([]byte{0x01, 0x00, 0x12, 0x10, 0x21, 0x05, 0x33, 0x40})
 	f.Add([]byte("\x10\x21\xf0\x10\x23\x71\x10\x0f\x44\x10\x21"))

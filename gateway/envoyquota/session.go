@@ -20,8 +20,8 @@ import (
 const (
 	// maxBuckets bounds the buckets of a stream.
 	maxBuckets = 10_000
-	// What a bucket takes of Kept: bucketBytes for itself with its loans, pairBytes for each pair of its id, and the length
-	// of its id's text three times, because the id, the name and the key each have it.
+	// What a bucket takes of Kept: bucketBytes for itself with its loans, pairBytes for each pair of its id, and the
+	// length of its id's text three times, because the id, the name and the key each have it.
 	bucketBytes, pairBytes = 2048, 96
 )
 
@@ -75,7 +75,8 @@ func (s *session) handle(ctx context.Context, in *quotav3.RateLimitQuotaUsageRep
 		if e.told == nil {
 			e.told, order = new(usage), append(order, e)
 		}
-		// NumRequests fields are uint64; a count stops at MaxLimit. TimeElapsed is ignored, because it cannot be trusted.
+		// NumRequests fields are uint64; a count stops at MaxLimit. TimeElapsed is ignored, because it cannot be
+		// trusted.
 		e.told.allowed = min(e.told.allowed+saturate(r.GetNumRequestsAllowed()), algo.MaxLimit)
 		e.told.denied = min(e.told.denied+saturate(r.GetNumRequestsDenied()), algo.MaxLimit)
 	}
@@ -144,7 +145,8 @@ func unavailable(err error) bool {
 	return !errors.As(err, &e) || e.Kind == limit.Unavailable
 }
 
-// entry returns the entry of a reported bucket, made if necessary; nil when no file describes it or there is no room for it.
+// entry returns the entry of a reported bucket, made if necessary; nil when no file describes it or there is no room
+// for it.
 func (s *session) entry(id *quotav3.BucketId) *entry {
 	if !validID(id) {
 		s.service.count.unmatched.Inc()

@@ -14,8 +14,8 @@ import (
 
 // The estimates of the memory that a request takes while it is carried out, in bytes.
 const (
-	// perByte is for each byte of the message: the bytes received, their copy in a buffer of a power of two, the decoded
-	// message and the copy of its keys.
+	// perByte is for each byte of the message: the bytes received, their copy in a buffer of a power of two, the
+	// decoded message and the copy of its keys.
 	perByte = 6
 	// perCheck is for each check of a batch: the check, its operation, its result and its answer.
 	perCheck = 3 << 9
@@ -32,8 +32,9 @@ type callMemory struct {
 	taken int64
 }
 
-// enter waits until the gate has room for a message of size bytes, before it is decoded. least is the least size of a check
-// in the message. Enter assumes the worst that the codec can decode from so many bytes. Its error is a gRPC status.
+// enter waits until the gate has room for a message of size bytes, before it is decoded. least is the least size of a
+// check in the message. Enter assumes the worst that the codec can decode from so many bytes. Its error is a gRPC
+// status.
 func (a *callMemory) enter(ctx context.Context, size, least int) error {
 	a.size = size
 	need := max(a.need(min(size/least, limit.MaxBatch)), a.need(0)+admission.Parts(size))
@@ -65,8 +66,8 @@ func (a *callMemory) leave() {
 }
 
 // admitted wraps the handler of a unary method: a request waits for room in the gate before it is decoded, and holds it
-// until it is answered. A request that cannot be decoded is answered INVALID_ARGUMENT; gRPC's own answer, INTERNAL, would
-// blame the server.
+// until it is answered. A request that cannot be decoded is answered INVALID_ARGUMENT; gRPC's own answer, INTERNAL,
+// would blame the server.
 func admitted(handler grpc.MethodHandler, gate *admission.Gate) grpc.MethodHandler {
 	return func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
 		a := callMemory{gate: gate}
@@ -81,8 +82,8 @@ func admitted(handler grpc.MethodHandler, gate *admission.Gate) grpc.MethodHandl
 	}
 }
 
-// Admitted returns a registrar for unary services of other front ends. Their requests wait for room in the gate and hold it
-// as those of Weir's service do.
+// Admitted returns a registrar for unary services of other front ends. Their requests wait for room in the gate and
+// hold it as those of Weir's service do.
 func Admitted(r grpc.ServiceRegistrar, gate *admission.Gate) grpc.ServiceRegistrar {
 	return registrar{r, gate}
 }

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// maxRecalls bounds the recalls that wait to be sent to a borrower. Further recalls are dropped, as if the borrower did
-	// not answer.
+	// maxRecalls bounds the recalls that wait to be sent to a borrower. Further recalls are dropped, as if the borrower
+	// did not answer.
 	maxRecalls = 1024
 	// maxUnconfirmed bounds the reports of a stream whose answers wait for copies. At the bound the reader waits, and
 	// further requests of the stream, checks too, stay unread.
@@ -30,16 +30,16 @@ type borrower struct {
 	end  func() // returned by Lender.OpenBorrower
 }
 
-// borrowerOf returns the id under which the nodes know a borrower: a hash of the id that its process has drawn and of the
-// caller's name. It is the same at every node. No caller can borrow or report under the id of another caller's process or of
-// a node.
+// borrowerOf returns the id under which the nodes know a borrower: a hash of the id that its process has drawn and of
+// the caller's name. It is the same at every node. No caller can borrow or report under the id of another caller's
+// process or of a node.
 func (s *Server) borrowerOf(ctx context.Context, drawn uint64) uint64 {
 	sum := sha256.Sum256(append(binary.BigEndian.AppendUint64(nil, drawn), s.cfg.Caller(ctx)...))
 	return binary.BigEndian.Uint64(sum[:])
 }
 
-// borrow processes a report of loans and answers it. later says that the answer waits for copies, in a goroutine that leaves
-// a. The reader does not wait for that, since further reports may return units that other borrowers wait for.
+// borrow processes a report of loans and answers it. later says that the answer waits for copies, in a goroutine that
+// leaves a. The reader does not wait for that, since further reports may return units that other borrowers wait for.
 func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *callMemory) (later bool, err error) {
 	ended := codes.OK
 	answers, wait, bad := c.report(in)
@@ -70,8 +70,8 @@ func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *callM
 // borrowField precedes the field of an error in a report.
 const borrowField = "borrow."
 
-// report passes a report to the Lender. wait, if not nil, must return before the answers are sent. bad names a field of the
-// report.
+// report passes a report to the Lender. wait, if not nil, must return before the answers are sent. bad names a field of
+// the report.
 func (c *checkStream) report(in *weirv1.BorrowRequest) (answers []limit.Lent, wait func(), bad *limit.Error) {
 	switch n := len(in.Loans); {
 	case c.server.cfg.Lender == nil:

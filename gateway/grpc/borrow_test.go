@@ -159,8 +159,8 @@ func (l idsOf) OpenBorrower(id uint64, _ func(limit.Recall)) func() {
 	return func() {}
 }
 
-// TestBorrowersAreTheirCallersOwn is an attack: a caller borrows under the id of another caller, or of a node. Whatever it says, the Lender knows
-// it by an id that no other caller has, at every node, and no node.
+// TestBorrowersAreTheirCallersOwn is an attack: a caller borrows under the id of another caller, or of a node. Whatever
+// it says, the Lender knows it by an id that no other caller has, at every node, and no node.
 func TestBorrowersAreTheirCallersOwn(t *testing.T) {
 	const drawn = 0x1234567890abcdef
 	seen := make(map[uint64]string)

@@ -27,10 +27,11 @@ import (
 //	read       receives it, within the memory that Requests allows
 //	take       holds turn, so that a stopping node starts no more requests
 //	check      has Begin decide the checks that this node holds, and sends these answers at once
-//	remainder  has Finish carry out the others, in groups of similar time-outs, each in a goroutine, and sends their answers
+//	remainder  has Finish carry out the others, in groups of similar time-outs, each in a goroutine, and sends their
+//	           answers
 //
-// Requests that report loans go to borrow.go, requests to follow the node to follow.go. All responses pass through sendLocked.
-// Other files must not call stream.Send themselves.
+// Requests that report loans go to borrow.go, requests to follow the node to follow.go. All responses pass through
+// sendLocked. Other files must not call stream.Send themselves.
 
 const (
 	// maxInFlight bounds the requests of one stream that wait for other nodes. Further requests stay unread.
@@ -39,8 +40,8 @@ const (
 	maxTraced = 64
 	// maxTimeout bounds how long a check may wait for other nodes, whatever its caller says.
 	maxTimeout = time.Minute
-	// freeTargets is how many targets a stream may define without taking from Kept; targetBytes is what each further one
-	// takes, in bytes.
+	// freeTargets is how many targets a stream may define without taking from Kept; targetBytes is what each further
+	// one takes, in bytes.
 	freeTargets, targetBytes = 8, 512
 )
 
@@ -89,8 +90,8 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	return nil
 }
 
-// read carries out requests until the caller sends no more. It returns an error when a message is malformed or the stream is
-// broken.
+// read carries out requests until the caller sends no more. It returns an error when a message is malformed or the
+// stream is broken.
 func (c *checkStream) read() error {
 	for {
 		var in *weirv1.CheckStreamRequest // nil until a message arrives
@@ -134,8 +135,8 @@ func (c *checkStream) finish() {
 	c.release()
 }
 
-// take carries out one request, or starts the part of it that waits. It returns io.EOF when the stream is over. a is left
-// when the request is answered.
+// take carries out one request, or starts the part of it that waits. It returns io.EOF when the stream is over. a is
+// left when the request is answered.
 func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *callMemory) (err error) {
 	c.turn.Lock()
 	defer c.turn.Unlock()
@@ -163,7 +164,8 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *callMemory) (err er
 	}
 }
 
-// check carries out a request of checks. later says that goroutines carry out the rest of it; the last of them leaves a.
+// check carries out a request of checks. later says that goroutines carry out the rest of it; the last of them leaves
+// a.
 func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later bool, err error) {
 	seen := c.server.observe()
 	b := c.server.batches.Get().(*limiter.Batch)
@@ -271,8 +273,8 @@ type group struct {
 }
 
 // byPatience divides the open checks of a request by time-out. A group has its shortest time-out, so that no check is
-// carried out after its caller has given up. The others of the group lose at most a ninth of their time. There are at most
-// some 80 groups, whatever is asked.
+// carried out after its caller has given up. The others of the group lose at most a ninth of their time. There are at
+// most some 80 groups, whatever is asked.
 func byPatience(in *weirv1.CheckStreamRequest, open []int) []group {
 	timeout := func(i int) time.Duration {
 		ms := cmp.Or(wire.At(in.TimeoutsMs, i, 0), in.TimeoutMs)

@@ -86,8 +86,8 @@ func unpacked(out *weirv1.CheckStreamResponse, i int, policy, requestID string) 
 	return d
 }
 
-// The stream says what the unary call says, whatever is asked: two nodes with the same policies, at the same instant of a
-// clock that stands still, get the same checks in both ways.
+// The stream says what the unary call says, whatever is asked: two nodes with the same policies, at the same instant of
+// a clock that stands still, get the same checks in both ways.
 func TestCheckStreamIsCheck(t *testing.T) {
 	set := must.Value(policy.Parse("test.yaml", []byte(`policies:
   - {name: log, algorithm: sliding_log, limit: 10, window: 1m}
@@ -463,7 +463,8 @@ func TestCheckStreamBound(t *testing.T) {
 	}
 }
 
-// What was begun is finished although the caller does not read what it is sent: others may wait for what is asked there.
+// What was begun is finished although the caller does not read what it is sent: others may wait for what is asked
+// there.
 func TestCheckStreamFinishesForACallerWhoDoesNotRead(t *testing.T) {
 	d := &distant{answer: make(chan struct{})}
 	close(d.answer)
@@ -481,7 +482,8 @@ func TestCheckStreamFinishesForACallerWhoDoesNotRead(t *testing.T) {
 	expect.True(t, !out.More && slices.Equal(out.Checks, []uint32{1}), "%v", out)
 }
 
-// A stream whose caller does not read, though its connection is alive, ends; its requests are finished before the server is.
+// A stream whose caller does not read, though its connection is alive, ends; its requests are finished before the
+// server is.
 func TestCheckStreamEndsWhenNobodyReads(t *testing.T) {
 	noLeaks(t)
 	d := &distant{answer: make(chan struct{})}

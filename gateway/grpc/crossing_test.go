@@ -47,7 +47,8 @@ func (halves) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bo
 	return true, true
 }
 
-// echo is the other node: its answer tells what was asked, after a while of its own. It refuses every third limit, for a moment.
+// echo is the other node: its answer tells what was asked, after a while of its own. It refuses every third limit, for
+// a moment.
 type echo struct{ asked atomic.Int64 }
 
 func (e *echo) Forward(_ context.Context, _ ownership.Node, ops []*limiter.Op) {
@@ -62,8 +63,8 @@ func (e *echo) Forward(_ context.Context, _ ownership.Node, ops []*limiter.Op) {
 	}
 }
 
-// TestAnswersDoNotCross has many callers, some of whom leave early, ask at once for few keys under many limits: memory that is
-// used again must not bring one the answer to what another has asked.
+// TestAnswersDoNotCross has many callers, some of whom leave early, ask at once for few keys under many limits: memory
+// that is used again must not bring one the answer to what another has asked.
 func TestAnswersDoNotCross(t *testing.T) {
 	noLeaks(t)
 	other := new(echo)
@@ -193,8 +194,9 @@ func TestAnswersDoNotCross(t *testing.T) {
 	}
 }
 
-// TestCallsDoNotCross has many callers make calls that end in every way there is: memory that is used again must not bring one what
-// belongs to another. Every check has a key and a cost of its own, so that its answer tells what it answers.
+// TestCallsDoNotCross has many callers make calls that end in every way there is: memory that is used again must not
+// bring one what belongs to another. Every check has a key and a cost of its own, so that its answer tells what it
+// answers.
 func TestCallsDoNotCross(t *testing.T) {
 	const tenants = 20
 	text := "policies:\n"
@@ -358,8 +360,8 @@ func (m *measured) CheckTo(_ context.Context, checks []limit.Check, _ limit.Deni
 	return nil
 }
 
-// TestFewChecksKeepLittle: a call of one check, which is not counted, does not keep the room that a thousand checks have had, and a call whose
-// request has not come keeps none.
+// TestFewChecksKeepLittle: a call of one check, which is not counted, does not keep the room that a thousand checks
+// have had, and a call whose request has not come keeps none.
 func TestFewChecksKeepLittle(t *testing.T) {
 	noLeaks(t)
 	m := &measured{most: new(atomic.Int64)}

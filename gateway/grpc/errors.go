@@ -15,8 +15,8 @@ func statusOf(err error) error {
 	return wire.Status(err)
 }
 
-// inBatch names the element of a batch in the error of check i of n. It leaves an error without a field as it is, because
-// such an error applies to all.
+// inBatch names the element of a batch in the error of check i of n. It leaves an error without a field as it is,
+// because such an error applies to all.
 func inBatch(err error, i, n int) error {
 	if e, ok := errors.AsType[*limit.Error](err); ok && e.Field != "" {
 		return e.In(i, n)

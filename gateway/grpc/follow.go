@@ -11,8 +11,8 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// teller has what a stream's caller is told besides answers: the node's readiness and the topology, if the caller follows
-// them, and recalls of loans. One goroutine (tell) sends all of it.
+// teller has what a stream's caller is told besides answers: the node's readiness and the topology, if the caller
+// follows them, and recalls of loans. One goroutine (tell) sends all of it.
 type teller struct {
 	wake fifo.Signal // set when a field below changes
 
@@ -95,8 +95,8 @@ func (c *checkStream) tellReady(last *weirv1.Readiness) (now *weirv1.Readiness, 
 	return now, changed, err
 }
 
-// tellTopology sends the topology, if it differs from last. A caller without the right to it gets an error, and is not told
-// again.
+// tellTopology sends the topology, if it differs from last. A caller without the right to it gets an error, and is not
+// told again.
 func (c *checkStream) tellTopology(last *weirv1.TopologyResponse) (now *weirv1.TopologyResponse, changed <-chan struct{}, err error) {
 	now, changed, denied := c.server.cfg.Topology(c.stream.Context())
 	if denied == nil && last != nil && sameTopology(now, last) {

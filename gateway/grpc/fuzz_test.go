@@ -67,8 +67,9 @@ func (s *sound) Begin(_ context.Context, b *limiter.Batch) (open []int, err *lim
 	return nil, nil
 }
 
-// FuzzCheckStream: whatever comes on a stream, in up to two requests, the stream ends without a panic, with OK or a status that
-// blames the caller, and what reaches the service is within bounds; each request before the one to blame has its answer.
+// FuzzCheckStream: whatever comes on a stream, in up to two requests, the stream ends without a panic, with OK or a
+// status that blames the caller, and what reaches the service is within bounds; each request before the one to blame
+// has its answer.
 func FuzzCheckStream(f *testing.F) {
 	define := &weirv1.CheckStreamRequest{
 		Define: []*weirv1.StreamTarget{{Policy: "p"}, {Number: 1, Limit: &weirv1.Limit{Algorithm: weirv1.Algorithm(algo.SlidingLog), Limit: 1, WindowNs: 1e9}, Namespace: "n"}},
@@ -119,8 +120,8 @@ func (m *methods) RegisterService(desc *grpc.ServiceDesc, handler any) {
 	m.list, m.handler = append(m.list, desc.Methods...), handler
 }
 
-// FuzzCalls: whatever bytes a method is sent, it answers with a message or a status that blames the caller, and what is not answered with a
-// message has charged nothing.
+// FuzzCalls: whatever bytes a method is sent, it answers with a message or a status that blames the caller, and what is
+// not answered with a message has charged nothing.
 func FuzzCalls(f *testing.F) {
 	cost, target := int64(3), &weirv1.Target{Policy: "p", Key: "k"}
 	reserve := &weirv1.ReserveRequest{Target: target, Cost: &cost, TtlNs: 1e9}

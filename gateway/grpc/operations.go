@@ -9,8 +9,8 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// operate carries out a request about one target: ask has the Service answer, reply makes a message of the answer. Errors
-// become gRPC statuses.
+// operate carries out a request about one target: ask has the Service answer, reply makes a message of the answer.
+// Errors become gRPC statuses.
 func operate[A, M any](about *weirv1.Target, ask func(limit.Target) (A, error), reply func(A) *M) (*M, error) {
 	t, bad := wire.Target(about)
 	if bad != nil {

@@ -22,7 +22,8 @@ import (
 	"github.com/weirlimit/weir/test/scripted"
 )
 
-// mistaken is a service with mistakes: it panics when it begins a check of "begin", and when it finishes one of "finish".
+// mistaken is a service with mistakes: it panics when it begins a check of "begin", and when it finishes one of
+// "finish".
 type mistaken struct{ scripted.Service }
 
 func (*mistaken) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
@@ -135,7 +136,8 @@ func (*late) OpenBorrower(_ uint64, recall func(limit.Recall)) func() {
 	return func() {}
 }
 
-// TestPanicsBesideHandlers: a panic in what a stream does beside its handler, or when that has returned, ends the stream alone, and is told once.
+// TestPanicsBesideHandlers: a panic in what a stream does beside its handler, or when that has returned, ends the
+// stream alone, and is told once.
 func TestPanicsBesideHandlers(t *testing.T) {
 	unread := func(s *Server, stream *givenStream) error {
 		return s.EndUnread(s.svc, stream, &grpc.StreamServerInfo{FullMethod: "method"}, func(srv any, _ grpc.ServerStream) error {

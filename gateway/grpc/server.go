@@ -1,8 +1,8 @@
 // Package grpc serves callers over gRPC: the service Limiter of weir.v1. It converts messages to checks, has a
 // limiter.BatchService decide them, and converts the decisions to messages, for unary calls and for CheckStream.
 //
-// It decides nothing. It does not promise that a check without an answer was not carried out, that the answers of a stream
-// have the order of its checks, or that a stream stays open whose caller does not read.
+// It decides nothing. It does not promise that a check without an answer was not carried out, that the answers of a
+// stream have the order of its checks, or that a stream stays open whose caller does not read.
 package grpc
 
 import (
@@ -26,44 +26,47 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// This file has the unary calls. Check reuses its memory: handleCheck takes a call from the pool, decode reads the request,
-// check decides it, and the codec returns the call to the pool (Recycle). The methods of operations.go have generated
-// handlers, which admitted wraps.
+// This file has the unary calls. Check reuses its memory: handleCheck takes a call from the pool, decode reads the
+// request, check decides it, and the codec returns the call to the pool (Recycle). The methods of operations.go have
+// generated handlers, which admitted wraps.
 
 // ServerConfig is what a Server needs. Service, Status, TopKeys, Topology and Panicked are required.
 type ServerConfig struct {
 	Service limiter.BatchService
 	// Lender lends units to callers; nil: reports of loans are errors.
 	Lender limit.Lender
-	// Kept is a budget in bytes for the targets that open streams have defined, shared among callers by name; nil: no bound.
+	// Kept is a budget in bytes for the targets that open streams have defined, shared among callers by name; nil: no
+	// bound.
 	Kept *fairshare.Places
-	// Caller returns the name of the authenticated caller, which separates the borrowers of different callers. Required with
-	// Kept or Lender.
+	// Caller returns the name of the authenticated caller, which separates the borrowers of different callers. Required
+	// with Kept or Lender.
 	Caller func(context.Context) string
 	// Status describes the cluster.
 	Status func(context.Context) *weirv1.StatusResponse
 	// TopKeys returns the most used keys. Its error is a *limit.Error.
 	TopKeys func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error)
-	// Topology returns the owners of all keys, and a channel that is closed when they may have changed. denied is the error
-	// for a caller without the right to know.
+	// Topology returns the owners of all keys, and a channel that is closed when they may have changed. denied is the
+	// error for a caller without the right to know.
 	Topology func(context.Context) (now *weirv1.TopologyResponse, changed <-chan struct{}, denied *limit.Error)
-	// Ready says whether the node can decide, and returns a channel that is closed when that changes. Nil: it always can.
+	// Ready says whether the node can decide, and returns a channel that is closed when that changes. Nil: it always
+	// can.
 	Ready func() (ready bool, changed <-chan struct{})
-	// Observe, when set, is called for each request of checks in a CheckStream: took is the time until its last answer was
-	// sent, failed the code of the error that it got in place of answers, or OK. It must return at once.
+	// Observe, when set, is called for each request of checks in a CheckStream: took is the time until its last answer
+	// was sent, failed the code of the error that it got in place of answers, or OK. It must return at once.
 	Observe func(took time.Duration, failed codes.Code)
 	// Trace, when set, is called for each check of a CheckStream. parent is the trace context that its caller has sent:
-	// limiter.TraceContext bytes, or empty. below is the context for the spans of the decision (see limiter.Batch.Traces);
-	// end ends the span with the code of the answer, and is nil when the check is not traced.
+	// limiter.TraceContext bytes, or empty. below is the context for the spans of the decision (see
+	// limiter.Batch.Traces); end ends the span with the code of the answer, and is nil when the check is not traced.
 	Trace func(parent string) (below string, end func(codes.Code))
-	// WriteTimeout bounds how long a Send may wait for the caller of a stream to read; after that the stream ends. EndUnread
-	// applies it to streams of other services. 0: no bound.
+	// WriteTimeout bounds how long a Send may wait for the caller of a stream to read; after that the stream ends.
+	// EndUnread applies it to streams of other services. 0: no bound.
 	WriteTimeout time.Duration
 	// MaxUnread is about how many bytes of answers may wait for the callers of all CheckStreams to read. Beyond it the
-	// stream with the most is ended. Answers that gRPC has taken, at most 64 KiB of a stream, are not counted. 0: no bound.
+	// stream with the most is ended. Answers that gRPC has taken, at most 64 KiB of a stream, are not counted. 0: no
+	// bound.
 	MaxUnread int64
-	// Requests bounds the bytes that requests take from decoding until they are answered. Small requests are not counted.
-	// Nil: no bound.
+	// Requests bounds the bytes that requests take from decoding until they are answered. Small requests are not
+	// counted. Nil: no bound.
 	Requests *admission.Gate
 	// Panicked is called with each panic in a stream. The stream ends with admission.ErrPanicked.
 	Panicked func(method string, p *panics.Error)
@@ -94,8 +97,8 @@ func NewServer(cfg ServerConfig) *Server {
 	return s
 }
 
-// call holds a unary Check while it is carried out, and is reused. It is the message that answers the call. It has no room
-// until the request has come, because the request may take long.
+// call holds a unary Check while it is carried out, and is reused. It is the message that answers the call. It has no
+// room until the request has come, because the request may take long.
 type call struct {
 	weirv1.CheckResponse
 	*room     // nil until the number of checks is known
@@ -114,8 +117,8 @@ type room struct {
 	out     []*weirv1.Result
 }
 
-// rooms are pools of room by size, a power of two. A call with few checks, which no gate counts, so never holds the memory
-// of many.
+// rooms are pools of room by size, a power of two. A call with few checks, which no gate counts, so never holds the
+// memory of many.
 type rooms [11]sync.Pool // the last one is for 1024 checks
 
 // size is the index of the pool for n checks, n at least 1.
@@ -187,9 +190,9 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&desc, s)
 }
 
-// handleCheck returns a handler for Check that reuses memory. The request goes back to its pool as soon as its checks are
-// read, because a call may wait long and 1000 checks take 250 KB in this form; the answer when it has been marshalled.
-// Interceptors see a *call as request and as answer.
+// handleCheck returns a handler for Check that reuses memory. The request goes back to its pool as soon as its checks
+// are read, because a call may wait long and 1000 checks take 250 KB in this form; the answer when it has been
+// marshalled. Interceptors see a *call as request and as answer.
 func (s *Server) handleCheck() grpc.MethodHandler {
 	info := &grpc.UnaryServerInfo{Server: s, FullMethod: weirv1.Limiter_Check_FullMethodName}
 	check := s.check // made once

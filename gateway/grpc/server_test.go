@@ -153,8 +153,8 @@ func TestMalformedMessages(t *testing.T) {
 	expect.True(t, err == nil && out.Results[0].GetDecision().GetRemaining() == 10, "%v, %v", out, err)
 }
 
-// Requests of many checks wait where those that are being carried out take all the memory that there is for them; those of few
-// do not. All of it is given back.
+// Requests of many checks wait where those that are being carried out take all the memory that there is for them; those
+// of few do not. All of it is given back.
 func TestRequestsShareMemory(t *testing.T) {
 	noLeaks(t)
 	d := &distant{answer: make(chan struct{})}
@@ -200,8 +200,9 @@ func TestRequestsShareMemory(t *testing.T) {
 	expect.Equal(t, status.Code(err), codes.Canceled, "a caller who left while there was no room is answered %v", err)
 }
 
-// TestDefinitionsByBytes is an attack: streams that define as many targets as there may be. What a caller's streams keep takes no more than its share of
-// the bytes that there are; other callers' define theirs; all is given back when the streams end.
+// TestDefinitionsByBytes is an attack: streams that define as many targets as there may be. What a caller's streams
+// keep takes no more than its share of the bytes that there are; other callers' define theirs; all is given back when
+// the streams end.
 func TestDefinitionsByBytes(t *testing.T) {
 	noLeaks(t)
 	const all = 1 << 20
@@ -267,8 +268,8 @@ func TestLoansShareMemory(t *testing.T) {
 	expect.True(t, err == nil && taken == need+1, "%d, %v", taken, err)
 }
 
-// trio is three nodes that own a third of the partitions each, and speak to one another and to callers over TCP. They serve callers
-// with options.
+// trio is three nodes that own a third of the partitions each, and speak to one another and to callers over TCP. They
+// serve callers with options.
 func trio(t *testing.T, text string, options ...grpc.ServerOption) []weirv1.LimiterClient {
 	t.Helper()
 	noLeaks(t)
@@ -337,8 +338,8 @@ func (o byNumber) AwaitProgress(context.Context, int, uint64, bool) (degraded, o
 	return false, true
 }
 
-// TestForeignRequestsShareMemory is an attack: messages of another service with tens of thousands of empty elements, many at a time. As
-// many are decoded as there is room for; small ones do not wait, and all of it is given back.
+// TestForeignRequestsShareMemory is an attack: messages of another service with tens of thousands of empty elements,
+// many at a time. As many are decoded as there is room for; small ones do not wait, and all of it is given back.
 func TestForeignRequestsShareMemory(t *testing.T) {
 	noLeaks(t)
 	var running atomic.Int64

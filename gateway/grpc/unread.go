@@ -14,14 +14,14 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// This file ends streams whose callers do not read. Two rules do so: a Send that takes longer than WriteTimeout (patiently),
-// and more than MaxUnread bytes of answers that wait in all CheckStreams (unread).
+// This file ends streams whose callers do not read. Two rules do so: a Send that takes longer than WriteTimeout
+// (patiently), and more than MaxUnread bytes of answers that wait in all CheckStreams (unread).
 
 // errUnread ends a stream whose caller does not read.
 var errUnread = status.Error(codes.Aborted, "the answers are not read")
 
-// handling runs the handler of a stream in a goroutine of its own, so that the stream can end before the handler returns:
-// when its caller does not read, or a goroutine of it panics. The connection and its other streams stay open.
+// handling runs the handler of a stream in a goroutine of its own, so that the stream can end before the handler
+// returns: when its caller does not read, or a goroutine of it panics. The connection and its other streams stay open.
 type handling struct {
 	server *Server
 	method string
@@ -52,9 +52,9 @@ func (h *handling) patiently(send func() error) error {
 	return send()
 }
 
-// run calls handle and returns the error that the stream ends with. left says that the stream's context ended first: the
-// caller is gone, or the node stops. handle may still be running then, blocked in sending or receiving: gRPC unblocks it
-// only after run's caller has returned.
+// run calls handle and returns the error that the stream ends with. left says that the stream's context ended first:
+// the caller is gone, or the node stops. handle may still be running then, blocked in sending or receiving: gRPC
+// unblocks it only after run's caller has returned.
 func (h *handling) run(ctx context.Context, handle func() error) (left bool, err error) {
 	h.server.readers.Go(func() { panics.Tell(h.panicked, func() { h.end(handle()) }) })
 	select {
@@ -66,8 +66,9 @@ func (h *handling) run(ctx context.Context, handle func() error) (left bool, err
 }
 
 // EndUnread is an interceptor for streams of all services. It ends a stream whose caller does not read an answer within
-// WriteTimeout, and one whose context has ended, even while its handler waits for the caller's next message. CheckStream
-// does both itself, and passes through, as every stream does with WriteTimeout 0. Close waits for the handlers.
+// WriteTimeout, and one whose context has ended, even while its handler waits for the caller's next message.
+// CheckStream does both itself, and passes through, as every stream does with WriteTimeout 0. Close waits for the
+// handlers.
 func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	if s.cfg.WriteTimeout == 0 || info.FullMethod == weirv1.Limiter_CheckStream_FullMethodName {
 		return handle(srv, stream)
@@ -95,17 +96,17 @@ const (
 	responseSize = 8 << 10
 )
 
-// unread counts the bytes of answers that wait for callers to read, of all CheckStreams, about. It is safe for concurrent
-// use.
+// unread counts the bytes of answers that wait for callers to read, of all CheckStreams, about. It is safe for
+// concurrent use.
 type unread struct {
 	mu  sync.Mutex
 	all int64
 	of  map[*checkStream]int64 // streams for which bytes wait
 }
 
-// add adds bytes that wait for the caller of c, or removes them (bytes below 0). When more than most bytes wait in all (most
-// 0: no bound), it ends the stream with the most, so that callers that read keep their streams. The bytes of that stream
-// stay counted until its Send has failed.
+// add adds bytes that wait for the caller of c, or removes them (bytes below 0). When more than most bytes wait in all
+// (most 0: no bound), it ends the stream with the most, so that callers that read keep their streams. The bytes of that
+// stream stay counted until its Send has failed.
 func (u *unread) add(c *checkStream, bytes, most int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

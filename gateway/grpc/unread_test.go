@@ -143,7 +143,8 @@ type contextStream struct {
 
 func (s contextStream) Context() context.Context { return s.ctx }
 
-// A stream whose handler waits for its caller ends with its context, as when the node stops: a borrower keeps no node from that.
+// A stream whose handler waits for its caller ends with its context, as when the node stops: a borrower keeps no node
+// from that.
 func TestStreamsEndWithTheirContexts(t *testing.T) {
 	noLeaks(t)
 	l := limiter.New(limiter.Config{})

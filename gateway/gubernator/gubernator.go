@@ -2,10 +2,10 @@
 // v2.13.0, over gRPC and as JSON over HTTP.
 //
 // It converts each request to a check of an inline limit (rules.of, call.take), has a limiter.BatchService decide
-// (call.decide), and converts the decisions (rule.answer). It keeps no state and decides nothing. Gubernator's token bucket
-// is a fixed window that the first hit opens, and its leaky bucket is a token bucket; docs/gubernator.md lists the
-// differences. The state belongs to the name (the namespace "gubernator/NAME"), the unique_key and the algorithm, whatever
-// limit and duration a request has.
+// (call.decide), and converts the decisions (rule.answer). It keeps no state and decides nothing. Gubernator's token
+// bucket is a fixed window that the first hit opens, and its leaky bucket is a token bucket; docs/gubernator.md lists
+// the differences. The state belongs to the name (the namespace "gubernator/NAME"), the unique_key and the algorithm,
+// whatever limit and duration a request has.
 //
 // It does not promise Gubernator's protocol between peers, its events, or that a request's created_at has an effect:
 // decisions read the owner's clock.
@@ -51,8 +51,8 @@ type Config struct {
 	Service Service
 	// HashKey is the cluster's key for hashing keys.
 	HashKey ring.HashKey
-	// Owner returns a function for the caller in ctx: the address at which callers reach the owner of a hash, empty for this
-	// node or an unknown owner. It returns nil for a caller without the right to know.
+	// Owner returns a function for the caller in ctx: the address at which callers reach the owner of a hash, empty for
+	// this node or an unknown owner. It returns nil for a caller without the right to know.
 	Owner func(ctx context.Context) func(hash uint64) string
 	// Health returns the health of the node.
 	Health func() Health
@@ -97,7 +97,8 @@ type item struct {
 	place   int // index in the answer
 }
 
-// GetRateLimits implements the service. Its errors are gRPC statuses. An error of one request is in that request's answer.
+// GetRateLimits implements the service. Its errors are gRPC statuses. An error of one request is in that request's
+// answer.
 func (s *Server) GetRateLimits(ctx context.Context, in *pb.GetRateLimitsReq) (*pb.GetRateLimitsResp, error) {
 	n := len(in.GetRequests())
 	if n > limit.MaxBatch {
@@ -157,8 +158,8 @@ func (c *call) take(i int, r *pb.RateLimitReq) error {
 	return nil
 }
 
-// reset carries out RESET_REMAINING after the requests before it. done says that the request is answered: after a reset of a
-// token bucket its hits do not count.
+// reset carries out RESET_REMAINING after the requests before it. done says that the request is answered: after a reset
+// of a token bucket its hits do not count.
 func (c *call) reset(out *pb.RateLimitResp, r *pb.RateLimitReq, rule *rule, target limit.Target) (done bool, _ error) {
 	if err := c.decide(); err != nil {
 		return false, err

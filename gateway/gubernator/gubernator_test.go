@@ -190,7 +190,8 @@ func TestBoundsOfInlineLimits(t *testing.T) {
 	expect.True(t, strings.Contains(got.Error, "no-inline"), "without inline limits: %v", got)
 }
 
-// TestFailures: what nobody could decide is an error of its request, as with Gubernator, whose callers then decide themselves.
+// TestFailures: what nobody could decide is an error of its request, as with Gubernator, whose callers then decide
+// themselves.
 func TestFailures(t *testing.T) {
 	s := new(scripted.Service)
 	server := New(Config{Service: s, Owner: func(context.Context) func(uint64) string { return func(uint64) string { return "10.0.0.7:8081" } }, Now: time.Now, Health: func() Health { return Health{Problem: "alone"} }})
@@ -270,8 +271,8 @@ func (b *bench) post(body string) (int, string) {
 	return code, compact.String()
 }
 
-// TestJSON. Gubernator's gateway: names as in the protocol, 64-bit numbers as strings, all fields, 200 whatever the status says; unknown
-// fields are taken.
+// TestJSON. Gubernator's gateway: names as in the protocol, 64-bit numbers as strings, all fields, 200 whatever the
+// status says; unknown fields are taken.
 func TestJSON(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {

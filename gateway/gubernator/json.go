@@ -23,8 +23,8 @@ var (
 	write = protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}
 )
 
-// AnswerGetRateLimits answers POST /v1/GetRateLimits. Like Gubernator's gateway it answers 200 whatever the statuses are,
-// and an error as a JSON object of code, message and details. err is the error of reading the body.
+// AnswerGetRateLimits answers POST /v1/GetRateLimits. Like Gubernator's gateway it answers 200 whatever the statuses
+// are, and an error as a JSON object of code, message and details. err is the error of reading the body.
 func (s *Server) AnswerGetRateLimits(ctx context.Context, body []byte, err error) (status int, contentType string, answer []byte) {
 	in := new(pb.GetRateLimitsReq)
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)

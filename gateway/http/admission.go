@@ -10,10 +10,11 @@ import (
 const (
 	// perByte is for each byte of a body: the bytes are in a buffer that doubles, and the texts are copied.
 	perByte = 4
-	// perCheck is for each check of a batch: the check, its operation, its result and its answer. leastCheck is the least
-	// size of a check in a body.
+	// perCheck is for each check of a batch: the check, its operation, its result and its answer. leastCheck is the
+	// least size of a check in a body.
 	perCheck, leastCheck = 3 << 9, 24
-	// lightRequest is the size up to which a request does not enter Requests. The number of requests bounds such requests.
+	// lightRequest is the size up to which a request does not enter Requests. The number of requests bounds such
+	// requests.
 	lightRequest = 16 << 10
 	// leastCounted is the size from which an answer counts while it is written, if the request keeps nothing else.
 	leastCounted = 8 << 10
@@ -61,8 +62,8 @@ func (x *exchange) admit(need int64) error {
 	return err
 }
 
-// answering is called when only the answer is left to be written. The request gives up its room in Requests; kept is the
-// number of bytes that it keeps while it waits for the network.
+// answering is called when only the answer is left to be written. The request gives up its room in Requests; kept is
+// the number of bytes that it keeps while it waits for the network.
 func (x *exchange) answering(kept int64) {
 	x.keep(kept)
 	x.Requests.Leave(x.taken)

@@ -90,7 +90,8 @@ func appendString(b []byte, name, s string) []byte {
 	return b
 }
 
-// statusOf returns the HTTP status of a decision. A peek is 200, even when it is refused, because it has got its answer.
+// statusOf returns the HTTP status of a decision. A peek is 200, even when it is refused, because it has got its
+// answer.
 func statusOf(d *limit.Decision, peek bool) int {
 	switch {
 	case d.FailedClosed:

@@ -155,8 +155,8 @@ func TestRequestIDs(t *testing.T) {
 	}
 }
 
-// TestLogSaysNoKeys: at level info nothing of what callers send is written down, whatever they get wrong, and what they get
-// wrong is not written down at all.
+// TestLogSaysNoKeys: at level info nothing of what callers send is written down, whatever they get wrong, and what they
+// get wrong is not written down at all.
 func TestLogSaysNoKeys(t *testing.T) {
 	service := &scripted.Service{Err: limit.NewError(limit.NotFound, "policy", "there is no policy named secret")}
 	d := newAPI(t, service, nil)
@@ -174,8 +174,8 @@ func TestLogSaysNoKeys(t *testing.T) {
 		!strings.Contains(got, "secret"), "logged: %s", got)
 }
 
-// FuzzBody sends any body to every endpoint that takes one: the answer is never a 5xx, and the service is asked if and only if it is
-// 200, once.
+// FuzzBody sends any body to every endpoint that takes one: the answer is never a 5xx, and the service is asked if and
+// only if it is 200, once.
 func FuzzBody(f *testing.F) {
 	paths := []string{
 		"/v1/check", "/v1/checks", "/v1/acquire", "/v1/renew", "/v1/release", "/v1/reserve", "/v1/commit", "/v1/commits", "/v1/extends", "/v1/cancel", "/v1/refund", "/v1/reset",

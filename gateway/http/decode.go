@@ -18,9 +18,9 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file reads JSON bodies strictly. exchange.decode checks the headers, reads the body within MaxBody, waits for memory
-// (admit) and decodes; malformed and null turn errors of the JSON library into problems with the API's names of fields.
-// operations.go converts the decoded bodies to questions.
+// This file reads JSON bodies strictly. exchange.decode checks the headers, reads the body within MaxBody, waits for
+// memory (admit) and decodes; malformed and null turn errors of the JSON library into problems with the API's names of
+// fields. operations.go converts the decoded bodies to questions.
 
 // The bodies of requests. An empty string counts as a missing one.
 type (
@@ -108,8 +108,8 @@ type (
 // given says whether the body has a cost or a usage.
 func (b *amountBody) given() bool { return b.Cost != nil || b.Usage != nil }
 
-// list is a list of a batch. It reads at most limit.MaxBatch elements, because a body of "{},{},…" would take many times its
-// size in memory.
+// list is a list of a batch. It reads at most limit.MaxBatch elements, because a body of "{},{},…" would take many
+// times its size in memory.
 type list[T any] []T
 
 // batch is the checks of a batch. A missing cost is 1.

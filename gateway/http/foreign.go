@@ -12,7 +12,8 @@ import (
 const (
 	// maxForeignBody bounds the body of a request to another front end, in bytes.
 	maxForeignBody = 256 << 10
-	// perForeignByte is what a byte of such a body takes when it is decoded: an empty element of a list has three bytes.
+	// perForeignByte is what a byte of such a body takes when it is decoded: an empty element of a list has three
+	// bytes.
 	perForeignByte = 64
 )
 
@@ -51,9 +52,9 @@ func (a *api) foreign(f Foreign) http.HandlerFunc {
 	})
 }
 
-// fromPage rejects a POST that a browser sends for a web page without the media type application/json. Callers that are no
-// pages may leave Content-Type out. A browser sends application/json to another site only with that site's consent, but
-// other types without.
+// fromPage rejects a POST that a browser sends for a web page without the media type application/json. Callers that are
+// no pages may leave Content-Type out. A browser sends application/json to another site only with that site's consent,
+// but other types without.
 func fromPage(h http.Header) *problem {
 	for name := range h {
 		if name == "Origin" || strings.HasPrefix(name, "Sec-Fetch-") {

@@ -128,8 +128,8 @@ func (a *api) keyOf(r *http.Request, q *forwardQuery) (key string, p *problem, c
 	return limit.KeyOf(values[0]), nil, false
 }
 
-// addressOf is keyOf for key_ip. The gateway must be a trusted proxy: all its callers would share the gateway's own address
-// otherwise.
+// addressOf is keyOf for key_ip. The gateway must be a trusted proxy: all its callers would share the gateway's own
+// address otherwise.
 func (a *api) addressOf(r *http.Request, q *forwardQuery) (key string, p *problem, callers bool) {
 	clients := netaddr.Resolver{Trusted: a.ForwardAuth.TrustedProxies, IPv6Bits: q.ipv6Bits}
 	if !clients.Trusts(r.RemoteAddr) {
@@ -142,8 +142,8 @@ func (a *api) addressOf(r *http.Request, q *forwardQuery) (key string, p *proble
 	return key, nil, false
 }
 
-// forwardAuth answers a gateway that asks about a request before it passes the request on. It ignores method and body, which
-// are those of the request or the gateway's own.
+// forwardAuth answers a gateway that asks about a request before it passes the request on. It ignores method and body,
+// which are those of the request or the gateway's own.
 func (x *exchange) forwardAuth() {
 	h := x.w.Header()
 	h["Cache-Control"] = []string{"no-store"} // a GET that charges must not be cached
@@ -170,7 +170,8 @@ func (x *exchange) forwardAuth() {
 }
 
 // forwarded writes a decision for a gateway: an admission without a body, a refusal as a problem document, which most
-// gateways pass on to their caller. Gateways that require deny_status pass nothing on, so that such an answer has no body.
+// gateways pass on to their caller. Gateways that require deny_status pass nothing on, so that such an answer has no
+// body.
 func (x *exchange) forwarded(d *limit.Decision, denyStatus int) {
 	h := x.w.Header()
 	x.out = quotaheader.Set(h, x.out, d)

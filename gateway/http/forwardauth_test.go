@@ -130,8 +130,8 @@ func headerOf(resp *http.Response, name string) (values []string) {
 	return values
 }
 
-// TestForwardAuthBadQueries: what the operator of a gateway got wrong is a problem whatever deny_status says, and is never
-// charged.
+// TestForwardAuthBadQueries: what the operator of a gateway got wrong is a problem whatever deny_status says, and is
+// never charged.
 func TestForwardAuthBadQueries(t *testing.T) {
 	testkit.Table(t, "testdata/bad_queries.txt", func(t *testing.T, query, want string) {
 		d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, behindGateway)
@@ -142,7 +142,8 @@ func TestForwardAuthBadQueries(t *testing.T) {
 	})
 }
 
-// TestForwardAuthNamesNobody: where the gateway sends no address of its caller, its own is not counted in place of that.
+// TestForwardAuthNamesNobody: where the gateway sends no address of its caller, its own is not counted in place of
+// that.
 func TestForwardAuthNamesNobody(t *testing.T) {
 	d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, behindGateway)
 	for _, hops := range []string{"unknown", "203.0.113.9, unknown", "203.0.113.9, _hidden", ""} {

@@ -1,22 +1,22 @@
 // Package httpapi is Weir's HTTP API: JSON over HTTP for programs, and some GETs for operators and their tools.
 //
-// It converts requests to calls of a [limit.Service] and answers to responses. It keeps no state, starts no goroutine, reads
-// no clock and decides nothing. openapi.yaml specifies requests and answers, and is served at /openapi.yaml. PROBLEMS.md
-// explains the problem documents.
+// It converts requests to calls of a [limit.Service] and answers to responses. It keeps no state, starts no goroutine,
+// reads no clock and decides nothing. openapi.yaml specifies requests and answers, and is served at /openapi.yaml.
+// PROBLEMS.md explains the problem documents.
 //
-// The path of a request: New's handler checks host and path; authorized asks Config.Authorize; the route's handler reads the
-// body (decode, form), calls the Service, and writes a decision, another answer or a problem. operation and queried make
-// most of these handlers.
+// The path of a request: New's handler checks host and path; authorized asks Config.Authorize; the route's handler
+// reads the body (decode, form), calls the Service, and writes a decision, another answer or a problem. operation and
+// queried make most of these handlers.
 //
 // Input is read strictly, before the Service is called. Unknown, duplicate and null fields, data after the JSON value,
 // invalid UTF-8, fractions in place of whole numbers and numbers beyond 64 bits are rejected with a 400 that names the
 // field. Nothing is charged for such a request.
 //
-// The package does not promise to know the caller (Config.Authorize does), encryption or CORS. It does not promise that a
-// caller who disconnects is not charged: its context is cancelled, but the owner may have decided before; a caller that
-// sends a request_id can repeat the request. Its headers RateLimit, RateLimit-Policy and X-RateLimit-* are spelled as their
-// specifications do and not in Go's canonical form: clients read them alike, but http.Header.Get on the server's map does
-// not find them.
+// The package does not promise to know the caller (Config.Authorize does), encryption or CORS. It does not promise that
+// a caller who disconnects is not charged: its context is cancelled, but the owner may have decided before; a caller
+// that sends a request_id can repeat the request. Its headers RateLimit, RateLimit-Policy and X-RateLimit-* are spelled
+// as their specifications do and not in Go's canonical form: clients read them alike, but http.Header.Get on the
+// server's map does not find them.
 package httpapi
 
 import (
@@ -51,46 +51,47 @@ type Config struct {
 	Ready func() (ready bool, detail string)
 	// Policies returns the policies that the node has loaded, for GET /v1/policies.
 	Policies func() PolicyListing
-	// TopKeys returns the most used keys that the caller may see. Describe describes the state of one key. Their errors are
-	// *limit.Error.
+	// TopKeys returns the most used keys that the caller may see. Describe describes the state of one key. Their errors
+	// are *limit.Error.
 	TopKeys  func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error)
 	Describe func(context.Context, *limit.Target) (*limit.KeyState, error)
 	// Overrides lists and changes overrides.
 	Overrides Overrides
 	// Metrics answers GET /metrics.
 	Metrics http.Handler
-	// Foreign are the routes of other front ends that openapi.yaml describes, Routes other ones, which it does not describe.
+	// Foreign are the routes of other front ends that openapi.yaml describes, Routes other ones, which it does not
+	// describe.
 	Foreign []Foreign
 	Routes  []Route
 	// Console is the path of the console, for a link in the index; empty: no console.
 	Console string
-	// Authorize returns the context for answering a request that needs a role. An *auth.Denial is answered 401 or 403. It is
-	// not called for routes of auth.RoleOpen. Nil: every caller may do everything.
+	// Authorize returns the context for answering a request that needs a role. An *auth.Denial is answered 401 or 403.
+	// It is not called for routes of auth.RoleOpen. Nil: every caller may do everything.
 	Authorize func(r *http.Request, role auth.Role) (context.Context, *auth.Denial)
 	// HasRole says whether the caller of an open route has a role. Nil: every caller has every role.
 	HasRole func(r *http.Request, role auth.Role) bool
 	// Begin counts a request over HTTP/2, whose connection may have many, until end is called. A request that is not ok
 	// is answered 503 without a body: there is no memory for it. Nil: no request is counted.
 	Begin func(r *http.Request) (end func(), ok bool)
-	// Host says whether the name or address in a request's Host header, without the port, is one of this node's. Any request
-	// with another one is answered 421. Nil: every name is accepted.
+	// Host says whether the name or address in a request's Host header, without the port, is one of this node's. Any
+	// request with another one is answered 421. Nil: every name is accepted.
 	Host func(name string) bool
 	// NoInline rejects inline limits.
 	NoInline bool
 	// ForwardAuth is for GET /v1/forward-auth.
 	ForwardAuth ForwardAuth
-	// Logger gets errors for answers with status 500 and, at level debug, other problems and responses that could not be
-	// written. Entries have the request id and never a key.
+	// Logger gets errors for answers with status 500 and, at level debug, other problems and responses that could not
+	// be written. Entries have the request id and never a key.
 	Logger *slog.Logger
 	// Problem is called with the status of each answer that is a problem document.
 	Problem func(status int)
 	// MaxBody bounds a request's body, in bytes.
 	MaxBody int64
-	// Requests bounds the bytes that requests take from decoding until they are answered. Small requests are not counted.
-	// Nil: no bound.
+	// Requests bounds the bytes that requests take from decoding until they are answered. Small requests are not
+	// counted. Nil: no bound.
 	Requests *admission.Gate
-	// Buffers counts the bytes of bodies that are being read, and the bytes that requests keep while their answers are being
-	// written.
+	// Buffers counts the bytes of bodies that are being read, and the bytes that requests keep while their answers are
+	// being written.
 	Buffers Buffers
 }
 
@@ -175,8 +176,8 @@ func (x *exchange) end() {
 	}
 }
 
-// routes returns all routes. Those of forward-auth accept any method, because a gateway uses the method of the request that
-// it asks about.
+// routes returns all routes. Those of forward-auth accept any method, because a gateway uses the method of the request
+// that it asks about.
 func (a *api) routes() []Route {
 	list := slices.Concat(a.leases(), a.reservations(), a.adjustments(), []Route{
 		{"POST", "/v1/check", auth.RoleCheck, a.handler((*exchange).checkOne)},
@@ -388,8 +389,8 @@ func (x *exchange) index() {
 	x.write(http.StatusOK, b.Bytes())
 }
 
-// NewServer returns a server for the handler, with bounds on what a slow or hostile client can hold. log gets the server's
-// own messages, such as a handler's panic. The caller listens and shuts down.
+// NewServer returns a server for the handler, with bounds on what a slow or hostile client can hold. log gets the
+// server's own messages, such as a handler's panic. The caller listens and shuts down.
 func NewServer(handler http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler: handler,

@@ -63,7 +63,8 @@ func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
 	return l, nil
 }
 
-// optional reads a number that may be left out. An explicit 0, which would mean the same, is rejected with the text zero.
+// optional reads a number that may be left out. An explicit 0, which would mean the same, is rejected with the text
+// zero.
 func optional[N int8 | int32 | int64](field string, given, to *N, zero string) *problem {
 	if given == nil {
 		return nil

@@ -13,12 +13,12 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// This file has the operations of a limit.Service. operation and queried make the handlers: question decodes the body and
-// has a form convert it, asked calls the Service, and a write function writes the answer. leases, reservations and
+// This file has the operations of a limit.Service. operation and queried make the handlers: question decodes the body
+// and has a form convert it, asked calls the Service, and a write function writes the answer. leases, reservations and
 // adjustments list the routes. openapi.yaml must describe each of them.
 
-// operation returns the handler of an operation whose request has a body. read converts the body, which starts as absent, to
-// a question; ask calls the Service; write writes the answer. ask is not called when the body has a problem.
+// operation returns the handler of an operation whose request has a body. read converts the body, which starts as
+// absent, to a question; ask calls the Service; write writes the answer. ask is not called when the body has a problem.
 func operation[B, Q, A any](
 	a *api, absent B, read func(*form, *B) Q, ask func(context.Context, Q) (A, error), write func(*exchange, A),
 ) http.HandlerFunc {
@@ -29,8 +29,8 @@ func operation[B, Q, A any](
 	})
 }
 
-// question reads a body and converts it. The body must hold the values of missing fields. With a problem the question is not
-// usable.
+// question reads a body and converts it. The body must hold the values of missing fields. With a problem the question
+// is not usable.
 func question[B, Q any](x *exchange, body *B, read func(*form, *B) Q) (q Q, p *problem) {
 	f := form{api: x.api}
 	if f.problem = x.decode(body); f.problem == nil {
@@ -148,7 +148,8 @@ func (f *form) held(field, id, by string) string {
 	return id
 }
 
-// ttl reads the ttl of a lease or reservation; 0, the default, when it is missing. The Service checks it against the policy.
+// ttl reads the ttl of a lease or reservation; 0, the default, when it is missing. The Service checks it against the
+// policy.
 func (f *form) ttl(text string) time.Duration {
 	if text == "" {
 		return 0
@@ -291,7 +292,8 @@ func (f *form) extend(b *extendBody) limit.Extend {
 	}
 }
 
-// each writes the results of a list's elements. one appends a result, or returns an error, which is written in its place.
+// each writes the results of a list's elements. one appends a result, or returns an error, which is written in its
+// place.
 func (x *exchange) each(list string, n int, one func([]byte, int) ([]byte, error)) {
 	x.list(append(x.out[:0], `{"results":[`...), list, n, one)
 }

@@ -67,8 +67,9 @@ func listOf(raw string) (*weirv1.ListOverridesRequest, *problem) {
 	return req, p
 }
 
-// queryOf reads a percent-encoded query. It accepts only parameters with the given names, each once, not empty, in UTF-8. A
-// gateway that copies its caller's text into the query therefore does not let the caller add or replace a parameter.
+// queryOf reads a percent-encoded query. It accepts only parameters with the given names, each once, not empty, in
+// UTF-8. A gateway that copies its caller's text into the query therefore does not let the caller add or replace a
+// parameter.
 func queryOf(raw string, names ...string) (map[string]string, *problem) {
 	query, err := url.ParseQuery(raw)
 	if err != nil {

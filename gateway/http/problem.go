@@ -77,8 +77,8 @@ func invalid(field, message string) *problem {
 	return &problem{status: http.StatusBadRequest, field: field, message: message}
 }
 
-// problemOf converts an error of the Service. An error that is neither a *limit.Error nor the context's is a defect: its
-// text goes to the log only.
+// problemOf converts an error of the Service. An error that is neither a *limit.Error nor the context's is a defect:
+// its text goes to the log only.
 func problemOf(err error) *problem {
 	var e *limit.Error
 	switch {

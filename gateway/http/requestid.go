@@ -36,8 +36,8 @@ func identify(w http.ResponseWriter) string {
 	return id
 }
 
-// logProblem logs why a request got no decision. Callers' errors are logged at debug, because callers could fill the log
-// otherwise.
+// logProblem logs why a request got no decision. Callers' errors are logged at debug, because callers could fill the
+// log otherwise.
 func (x *exchange) logProblem(p *problem) {
 	id := identify(x.w)
 	level, message := slog.LevelDebug, "http request rejected"

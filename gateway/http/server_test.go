@@ -293,8 +293,8 @@ func (l lookingWriter) Write(p []byte) (int, error) {
 	return l.ResponseWriter.Write(p)
 }
 
-// TestAdmission: what a request takes is counted as being read, then as being carried out, then as being written, and no more when
-// it is over; a light one's is not.
+// TestAdmission: what a request takes is counted as being read, then as being carried out, then as being written, and
+// no more when it is over; a light one's is not.
 func TestAdmission(t *testing.T) {
 	const most = 10 << 20
 	batch := `{"checks":[` + strings.Repeat(`{"policy":"p","key":"k"},`, limit.MaxBatch-1) + `{"policy":"p","key":"k"}]}`
@@ -353,9 +353,9 @@ type readFunc func([]byte) (int, error)
 
 func (f readFunc) Read(p []byte) (int, error) { return f(p) }
 
-// TestForeignBodiesShareMemory is an attack: bodies of hundreds of kilobytes for another front end, which are decoded into fifty times
-// as much, on many connections at once. As many are carried out at a time as there is room for; small ones go on, and so do others
-// once the answer has begun, whether or not anybody reads it.
+// TestForeignBodiesShareMemory is an attack: bodies of hundreds of kilobytes for another front end, which are decoded
+// into fifty times as much, on many connections at once. As many are carried out at a time as there is room for; small
+// ones go on, and so do others once the answer has begun, whether or not anybody reads it.
 func TestForeignBodiesShareMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		large := strings.Repeat("{},", 80_000)
@@ -419,7 +419,8 @@ func (u unreadAnswer) Write(p []byte) (int, error) {
 	return u.ResponseRecorder.Write(p)
 }
 
-// TestForeignBodyTooLong: what is longer than the bound is not answered, and not waited for where it says how long it is.
+// TestForeignBodyTooLong: what is longer than the bound is not answered, and not waited for where it says how long it
+// is.
 func TestForeignBodyTooLong(t *testing.T) {
 	api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
 		cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck, func(_ context.Context, _ []byte, err error) (int, string, []byte) {
@@ -454,8 +455,9 @@ func TestForeignBodyCompressed(t *testing.T) {
 	expect.Equal(t, asked, 1)
 }
 
-// TestPagesOfOtherSites: a page can have a browser send text, a form or nothing to any address without asking first. What another front
-// end's callers may send with any Content-Type is rejected where a browser says that it is for a page, and not carried out.
+// TestPagesOfOtherSites: a page can have a browser send text, a form or nothing to any address without asking first.
+// What another front end's callers may send with any Content-Type is rejected where a browser says that it is for a
+// page, and not carried out.
 func TestPagesOfOtherSites(t *testing.T) {
 	asked := 0
 	api := newAPI(t, &scripted.Service{}, func(cfg *Config) {

@@ -420,8 +420,8 @@ func TestOverrides(t *testing.T) {
 
 type askerKey struct{}
 
-// TestAuthorize: each route asks for its role, with the open ones nobody is asked; who is denied reaches no handler, and
-// the answers are as openapi.yaml has them.
+// TestAuthorize: each route asks for its role, with the open ones nobody is asked; who is denied reaches no handler,
+// and the answers are as openapi.yaml has them.
 func TestAuthorize(t *testing.T) {
 	roles := map[string]auth.Role{
 		"POST /v1/check": auth.RoleCheck, "POST /v1/checks": auth.RoleCheck, "POST /v1/acquire": auth.RoleCheck, "POST /v1/renew": auth.RoleCheck,

@@ -17,15 +17,15 @@ const namespace = "redis"
 // throttle is the limit in the arguments of CL.THROTTLE.
 type throttle struct{ burst, count, period int64 }
 
-// bucket is such a limit as a token bucket, to which GCRA is equal: the theoretical arrival time that redis-cell stores is
-// the instant at which the bucket is full.
+// bucket is such a limit as a token bucket, to which GCRA is equal: the theoretical arrival time that redis-cell stores
+// is the instant at which the bucket is full.
 type bucket struct {
 	limit algo.Limit
 	fill  time.Duration // time in which an empty bucket fills: redis-cell's delay variation tolerance
 }
 
-// pending says how a queued check is answered: as CL.THROTTLE with its bucket, or as WEIR.CHECK and WEIR.PEEK with throttle
-// nil.
+// pending says how a queued check is answered: as CL.THROTTLE with its bucket, or as WEIR.CHECK and WEIR.PEEK with
+// throttle nil.
 type pending struct {
 	throttle *bucket
 	peek     bool
@@ -165,8 +165,9 @@ func cellField(e *limit.Error) *limit.Error {
 	return limit.NewError(e.Kind, cmp.Or(names[e.Field], e.Field), e.Message)
 }
 
-// appendThrottle appends the answer of CL.THROTTLE: whether the request is refused, the limit, what remains, the seconds
-// until the request would be admitted (-1: it was, or never would be), and the seconds until the bucket is full.
+// appendThrottle appends the answer of CL.THROTTLE: whether the request is refused, the limit, what remains, the
+// seconds until the request would be admitted (-1: it was, or never would be), and the seconds until the bucket is
+// full.
 func appendThrottle(b []byte, p *pending, d *limit.Decision) []byte {
 	limited, retryAfter := !d.Allowed, d.RetryAfter
 	if p.peek && !d.FailedOpen {

@@ -86,7 +86,8 @@ func (c *conn) do(s *scratch, command *spec, args []string) {
 		c.wrongArity(s, command.name)
 		return
 	}
-	// A decided command of an authenticated connection is authorized with its check, so that Current need not be called.
+	// A decided command of an authenticated connection is authorized with its check, so that Current need not be
+	// called.
 	if !command.open && (c.ctx == nil || !command.decided) && !c.isAuthenticated() {
 		c.failed(s, "NOAUTH", "Authentication required.")
 		return
@@ -159,8 +160,8 @@ func (c *conn) authCommand(s *scratch, args []string) {
 // defaultUser is the user name that any caller may give, because the token identifies the caller.
 const defaultUser = "default"
 
-// authenticate authenticates the caller by a token. user must be the token's name or defaultUser. It returns false when it
-// has answered with an error; an earlier authentication then stays.
+// authenticate authenticates the caller by a token. user must be the token's name or defaultUser. It returns false when
+// it has answered with an error; an earlier authentication then stays.
 func (c *conn) authenticate(s *scratch, user, token string) bool {
 	credentials := c.credentials
 	if c.server.cfg.Tokens {

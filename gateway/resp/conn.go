@@ -15,33 +15,33 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file has a connection. serve reads with fill and runs rounds; a round parses the commands that have come, runs them
-// (command.go), and writes their answers. flush has the queued checks decided. A command that answers at once must call
-// flush before it appends to scratch.out (do and failed see to it), so that answers keep their order.
+// This file has a connection. serve reads with fill and runs rounds; a round parses the commands that have come, runs
+// them (command.go), and writes their answers. flush has the queued checks decided. A command that answers at once must
+// call flush before it appends to scratch.out (do and failed see to it), so that answers keep their order.
 
 const (
-	// firstBuffer is the size of a connection's first buffer for reading. It doubles, up to knownBounds.size, while callers
-	// send more at once.
+	// firstBuffer is the size of a connection's first buffer for reading. It doubles, up to knownBounds.size, while
+	// callers send more at once.
 	firstBuffer = 4 << 10
-	// maxRound bounds the commands of a round; maxOut is the number of bytes of answers at which they are written before the
-	// next command runs. The two bound the memory of a connection whose caller does not read.
+	// maxRound bounds the commands of a round; maxOut is the number of bytes of answers at which they are written
+	// before the next command runs. The two bound the memory of a connection whose caller does not read.
 	maxRound = 256
 	maxOut   = 64 << 10
-	// maxEarly bounds the commands of a connection before it is authenticated. Clients send a handful; each costs the node
-	// more than its sender.
+	// maxEarly bounds the commands of a connection before it is authenticated. Clients send a handful; each costs the
+	// node more than its sender.
 	maxEarly = 100
 	// keepOut bounds the memory for answers that is kept for another round.
 	keepOut = 2 * maxOut
-	// fewChecks is the number of checks up to which a batch is not counted against Config.Requests. In a larger batch each
-	// check counts as perCheck bytes, about the size of the check and its answer.
+	// fewChecks is the number of checks up to which a batch is not counted against Config.Requests. In a larger batch
+	// each check counts as perCheck bytes, about the size of the check and its answer.
 	fewChecks, perCheck = 16, 1 << 10
 	// keepBuffer is the silence after which a connection has a buffer of firstBuffer again.
 	keepBuffer = time.Second
-	// drainQuiet is the silence after which a draining connection ends, and drainLongest how long such a connection is read
-	// at most.
+	// drainQuiet is the silence after which a draining connection ends, and drainLongest how long such a connection is
+	// read at most.
 	drainQuiet, drainLongest = 25 * time.Millisecond, time.Second
-	// lingerTime and lingerBytes bound what is read and thrown away after the last answer. A connection that is closed with
-	// unread bytes is reset, and the caller may lose answers.
+	// lingerTime and lingerBytes bound what is read and thrown away after the last answer. A connection that is closed
+	// with unread bytes is reset, and the caller may lose answers.
 	lingerTime, lingerBytes = 250 * time.Millisecond, 1 << 20
 )
 
@@ -235,8 +235,8 @@ func (c *conn) linger() {
 	_, _ = io.CopyN(io.Discard, c.raw, lingerBytes) // until nothing comes for lingerTime
 }
 
-// round runs the commands that have come, at most maxRound, and writes their answers. more says that buf may have further
-// complete commands. An error means that the connection cannot be written to.
+// round runs the commands that have come, at most maxRound, and writes their answers. more says that buf may have
+// further complete commands. An error means that the connection cannot be written to.
 func (c *conn) round() (more bool, err error) {
 	s := c.server.scratch.Get().(*scratch)
 	bounds, most := knownBounds, maxRound
@@ -329,8 +329,8 @@ func (c *conn) isAuthenticated() bool {
 }
 
 // arrive authenticates, when the first bytes come, a caller whose connection is enough for that: by its certificate, or
-// where callers have no tokens. Such a caller does not count as a stranger, and has the bounds of authenticated ones from
-// its first command on.
+// where callers have no tokens. Such a caller does not count as a stranger, and has the bounds of authenticated ones
+// from its first command on.
 func (c *conn) arrive() {
 	certified := c.credentials.TLS != nil && len(c.credentials.TLS.PeerCertificates) > 0
 	if c.ctx == nil && !c.tried && (certified || !c.server.cfg.Tokens) {
@@ -365,8 +365,8 @@ func (c *conn) flush(s *scratch) {
 	if err := c.server.cfg.Service.CheckTo(c.ctx, s.checks, nil, s.results); err != nil && n == 1 {
 		s.results[0] = limit.Result{Err: err}
 	} else if err != nil {
-		// The error charged nothing. It is about one of the checks, so each is decided by itself, and the others get their
-		// answers.
+		// The error charged nothing. It is about one of the checks, so each is decided by itself, and the others get
+		// their answers.
 		for i := range s.checks {
 			if err := c.server.cfg.Service.CheckTo(c.ctx, s.checks[i:i+1], nil, s.results[i:i+1]); err != nil {
 				s.results[i] = limit.Result{Err: err}

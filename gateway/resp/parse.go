@@ -41,13 +41,13 @@ type burst struct {
 	args []span
 }
 
-// parse replaces the burst by at most most complete commands at the beginning of b. It returns the length of these commands;
-// behind them comes an incomplete command, or another one for the next call. It skips empty arrays and blank lines, as Redis
-// does. It removes the quotes of inline arguments within b. After an error the burst has the commands before the malformed
-// one.
+// parse replaces the burst by at most most complete commands at the beginning of b. It returns the length of these
+// commands; behind them comes an incomplete command, or another one for the next call. It skips empty arrays and blank
+// lines, as Redis does. It removes the quotes of inline arguments within b. After an error the burst has the commands
+// before the malformed one.
 //
-// A command that arrives in pieces is parsed again with each piece. The work of that is bounded by the arguments before the
-// missing piece, at most bounds.args.
+// A command that arrives in pieces is parsed again with each piece. The work of that is bounded by the arguments before
+// the missing piece, at most bounds.args.
 func (p *burst) parse(b []byte, max bounds, most int) (used int, err error) {
 	p.cmds, p.args = p.cmds[:0], p.args[:0]
 	for used < len(b) && len(p.cmds) < most {
@@ -77,8 +77,8 @@ func tooLong(max bounds) error {
 	return protocolError(fmt.Sprintf("the command is longer than %d bytes", max.size))
 }
 
-// array parses the array of bulk strings at the beginning of b; at is the place of b in the parsed bytes. It returns the
-// length of the array, or 0 when b does not hold all of it.
+// array parses the array of bulk strings at the beginning of b; at is the place of b in the parsed bytes. It returns
+// the length of the array, or 0 when b does not hold all of it.
 func (p *burst) array(b []byte, at int, max bounds) (int, error) {
 	count, i, err := length(b, "multibulk")
 	if err != nil || i == 0 {
@@ -140,8 +140,8 @@ func quoted(c byte) string {
 	return fmt.Sprintf("'\\x%02x'", c)
 }
 
-// length parses the line at the beginning of b that announces a number of elements or bytes. used is the length of the line,
-// or 0 when its end is missing.
+// length parses the line at the beginning of b that announces a number of elements or bytes. used is the length of the
+// line, or 0 when its end is missing.
 func length(b []byte, what string) (n int64, used int, err error) {
 	// The common case: one or two digits.
 	if len(b) >= 5 && isDigit(b[1]) {
@@ -179,9 +179,9 @@ func length(b []byte, what string) (n int64, used int, err error) {
 	return n, end + 1, nil
 }
 
-// line parses the inline command at the beginning of b, as people and load balancers type them: words, separated by spaces,
-// with quotes as in a shell; at is the place of b in the parsed bytes. It returns the length of the line, or 0 when its end
-// is missing.
+// line parses the inline command at the beginning of b, as people and load balancers type them: words, separated by
+// spaces, with quotes as in a shell; at is the place of b in the parsed bytes. It returns the length of the line, or 0
+// when its end is missing.
 func (p *burst) line(b []byte, at int, max bounds) (int, error) {
 	end := bytes.IndexByte(b[:min(len(b), max.size)], '\n')
 	switch {
@@ -214,10 +214,10 @@ func isDigit(c byte) bool { return c >= '0' && c <= '9' }
 
 func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
 
-// unquote removes the quotes of the word at from, in place. next is where the rest of the line begins, to where the word now
-// ends. ok is false when a quote is not closed or the closing one is not followed by a space. Within double quotes \n, \r,
-// \t, \b, \a and \xHH mean what they mean in C, and a backslash before another character is dropped. Within single quotes
-// only \' has a meaning.
+// unquote removes the quotes of the word at from, in place. next is where the rest of the line begins, to where the
+// word now ends. ok is false when a quote is not closed or the closing one is not followed by a space. Within double
+// quotes \n, \r, \t, \b, \a and \xHH mean what they mean in C, and a backslash before another character is dropped.
+// Within single quotes only \' has a meaning.
 func unquote(line []byte, from int) (next, to int, ok bool) {
 	to = from
 	quote := byte(0)

@@ -84,8 +84,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// inPieces parses what comes in pieces of so many bytes, as a connection does, and returns the commands, the most arguments held at a
-// time, and the error.
+// inPieces parses what comes in pieces of so many bytes, as a connection does, and returns the commands, the most
+// arguments held at a time, and the error.
 func inPieces(in []byte, bound bounds, size, most int) (all [][]string, args int, err error) {
 	var p burst
 	var held []byte
@@ -111,7 +111,8 @@ func inPieces(in []byte, bound bounds, size, most int) (all [][]string, args int
 	return all, args, nil
 }
 
-// FuzzParse: however what comes is cut into pieces, the same commands come out of it, and no more is held than the bounds say.
+// FuzzParse: however what comes is cut into pieces, the same commands come out of it, and no more is held than the
+// bounds say.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"*5\r\n$11\r\nCL.THROTTLE\r\n$1\r\nk\r\n$2\r\n15\r\n$2\r\n30\r\n$2\r\n60\r\n", "PING\r\nECHO \"a b\"\r\n", "*1\r\n$-7\r\n", "*9223372036854775807\r\n",
@@ -169,7 +170,8 @@ func FuzzConnection(f *testing.F) {
 	})
 }
 
-// replies is how many replies commands have: a command for the protocol's last words, and none after the end of the connection.
+// replies is how many replies commands have: a command for the protocol's last words, and none after the end of the
+// connection.
 func replies(sent []byte) int {
 	commands, _, bad := inPieces(sent, knownBounds, len(sent)+1, maxRound)
 	ends := slices.IndexFunc(commands, func(c []string) bool {

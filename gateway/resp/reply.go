@@ -6,7 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// Versions of the protocol. A connection uses RESP2 until HELLO asks for RESP3, which adds maps, sets, booleans and nulls.
+// Versions of the protocol. A connection uses RESP2 until HELLO asks for RESP3, which adds maps, sets, booleans and
+// nulls.
 const (
 	resp2 = 2
 	resp3 = 3

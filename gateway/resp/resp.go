@@ -1,19 +1,20 @@
 // Package resp serves the Redis protocol: CL.THROTTLE as the module redis-cell has it, WEIR.CHECK and WEIR.PEEK for
-// policies, and the commands by which clients of Redis begin and describe a connection (AUTH, HELLO, PING, CLIENT, COMMAND,
-// …). It keeps no data and answers any other command with an error.
+// policies, and the commands by which clients of Redis begin and describe a connection (AUTH, HELLO, PING, CLIENT,
+// COMMAND, …). It keeps no data and answers any other command with an error.
 //
 // The protocol is RESP2 and, after HELLO 3, RESP3 (https://redis.io/docs/latest/develop/reference/protocol-spec/). The
 // commands that one read brings are decided and answered in their order, in batches. The parser is the package's own,
-// because the parser of github.com/tidwall/redcon v1.6.2 is not safe for untrusted input: an array of 9·10¹⁸ elements keeps
-// it busy for ever, a bulk string of 2⁶³−1 bytes or of −7 makes it panic, the size of a command has no bound, and each piece
-// of a command that arrives in pieces takes more stack.
+// because the parser of github.com/tidwall/redcon v1.6.2 is not safe for untrusted input: an array of 9·10¹⁸ elements
+// keeps it busy for ever, a bulk string of 2⁶³−1 bytes or of −7 makes it panic, the size of a command has no bound, and
+// each piece of a command that arrives in pieces takes more stack.
 //
-// The package does not promise answers to a caller that closes its connection before they come. It authenticates through its
-// Config, and bounds what a connection holds. The listener bounds the number of connections (package admission).
+// The package does not promise answers to a caller that closes its connection before they come. It authenticates
+// through its Config, and bounds what a connection holds. The listener bounds the number of connections (package
+// admission).
 //
-// The path of a command: conn.fill reads, conn.round parses what has come and runs each command (conn.command, conn.do).
-// Checks are queued (conn.queue) and decided as a batch by conn.flush, before any other answer is written, so that answers
-// keep the order of commands.
+// The path of a command: conn.fill reads, conn.round parses what has come and runs each command (conn.command,
+// conn.do). Checks are queued (conn.queue) and decided as a batch by conn.flush, before any other answer is written, so
+// that answers keep the order of commands.
 package resp
 
 import (
@@ -45,8 +46,8 @@ type Config struct {
 	// Current says whether the caller of a context that Authenticate returned is still valid: its token may have been
 	// withdrawn.
 	Current func(ctx context.Context) bool
-	// Caller returns the caller's name of a context that Authenticate returned, by which connections are shared out; empty:
-	// no name.
+	// Caller returns the caller's name of a context that Authenticate returned, by which connections are shared out;
+	// empty: no name.
 	Caller func(ctx context.Context) string
 	// Tokens says that callers may have tokens. Without, AUTH is answered as by a Redis without a password.
 	Tokens bool
@@ -66,7 +67,8 @@ type Config struct {
 	Decided func(took time.Duration)
 	// Failed is called with the code of each error answer, such as ERR or NOAUTH.
 	Failed func(code string)
-	// Panicked is called with each panic of a connection; what is "connection". The connection ends without further answers.
+	// Panicked is called with each panic of a connection; what is "connection". The connection ends without further
+	// answers.
 	Panicked func(what string, p *panics.Error)
 	// Suspicious is called when a caller speaks HTTP, as a browser does that a web page has send requests to this port.
 	Suspicious func(from net.Addr)
@@ -125,9 +127,9 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
-// Shutdown has each connection end once it has answered what has come, and waits for all of them. A connection that keeps
-// sending is ended after drainLongest. When ctx is done before, Shutdown closes the remaining connections and returns ctx's
-// error. The caller must have closed the listeners.
+// Shutdown has each connection end once it has answered what has come, and waits for all of them. A connection that
+// keeps sending is ended after drainLongest. When ctx is done before, Shutdown closes the remaining connections and
+// returns ctx's error. The caller must have closed the listeners.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true

@@ -116,7 +116,8 @@ func withCallers(callers func() *auth.Callers, denied *[]string) func(*Config) {
 	}
 }
 
-// TestWithdrawnToken: a connection whose token was withdrawn has no command any more but those that are open to strangers.
+// TestWithdrawnToken: a connection whose token was withdrawn has no command any more but those that are open to
+// strangers.
 func TestWithdrawnToken(t *testing.T) {
 	var list atomic.Pointer[auth.Callers]
 	access := func(token string) {
@@ -170,8 +171,8 @@ func send(args ...string) string {
 	return string(b)
 }
 
-// TestThrottle is redis-cell's own test of its limiter (redis-cell-impl/src/lib.rs, it_rate_limits), as CL.THROTTLE answers it: times are
-// rounded up to seconds.
+// TestThrottle is redis-cell's own test of its limiter (redis-cell-impl/src/lib.rs, it_rate_limits), as CL.THROTTLE
+// answers it: times are rounded up to seconds.
 func TestThrottle(t *testing.T) {
 	address, _, at := serve(t, nil)
 	for i, c := range []struct {
@@ -202,7 +203,8 @@ func TestThrottle(t *testing.T) {
 	}
 }
 
-// TestThrottleRounding: what is left of a second counts as a whole one, unless it is less than a millisecond, as in redis-cell.
+// TestThrottleRounding: what is left of a second counts as a whole one, unless it is less than a millisecond, as in
+// redis-cell.
 func TestThrottleRounding(t *testing.T) {
 	address, _, at := serve(t, nil)
 	ask := func(now time.Duration, args ...string) string {
@@ -297,7 +299,8 @@ func (b *batches) CheckTo(ctx context.Context, checks []limit.Check, denied limi
 	return b.Service.CheckTo(ctx, checks, denied, results)
 }
 
-// TestPipelined: commands that come together are one batch, in order, also for the same key; what is no check comes in its turn.
+// TestPipelined: commands that come together are one batch, in order, also for the same key; what is no check comes in
+// its turn.
 func TestPipelined(t *testing.T) {
 	var b *batches
 	address, _, _ := serve(t, func(c *Config) {
@@ -423,7 +426,8 @@ func TestWebPage(t *testing.T) {
 	expect.True(t, strings.Contains(got, "remaining\r\n:2\r\n"), "it was charged: %q", got)
 }
 
-// TestTimeouts: a command that does not come to its end, a stranger who says nothing and a caller who does not for long are let go.
+// TestTimeouts: a command that does not come to its end, a stranger who says nothing and a caller who does not for long
+// are let go.
 func TestTimeouts(t *testing.T) {
 	address, _, _ := serve(t, func(c *Config) { c.CommandTimeout = 20 * time.Millisecond })
 	for _, in := range []string{"", "*1\r\n$4\r\nPI"} {
@@ -539,7 +543,8 @@ func TestShutdownAnswers(t *testing.T) {
 	expect.NoError(t, <-done)
 }
 
-// TestOnError: a key whose owner cannot be asked is admitted, or answered with an error that asks to try again, as on_error says.
+// TestOnError: a key whose owner cannot be asked is admitted, or answered with an error that asks to try again, as
+// on_error says.
 func TestOnError(t *testing.T) {
 	for _, c := range []struct {
 		answer          limit.Result

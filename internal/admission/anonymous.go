@@ -6,14 +6,16 @@ import (
 	"sync"
 )
 
-// anonymousCalls bounds the calls on connections that are not authenticated, such as health checks. The zero value is ready for use.
+// anonymousCalls bounds the calls on connections that are not authenticated, such as health checks. The zero value is
+// ready for use.
 type anonymousCalls struct {
 	mu  sync.Mutex
 	all int
 	of  map[netip.Prefix][]*call // by source, the oldest first
 }
 
-// enter counts a call. If there are then more than most calls, enter ends the oldest call of the source that has the most calls.
+// enter counts a call. If there are then more than most calls, enter ends the oldest call of the source that has the
+// most calls.
 func (a *anonymousCalls) enter(c *call, from netip.Prefix, most int) (leave func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -46,8 +46,8 @@ func serve(t testing.TB, calls *Calls, service *grpc.ServiceDesc) (server *grpc.
 	return server, l.Addr().String()
 }
 
-// TestMaxCalls: calls and streams beyond their bounds are answered UNAVAILABLE, those of the one kind do not count for the
-// other, and each that ends makes room.
+// TestMaxCalls: calls and streams beyond their bounds are answered UNAVAILABLE, those of the one kind do not count for
+// the other, and each that ends makes room.
 func TestMaxCalls(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	wait := func() error {
@@ -265,8 +265,8 @@ func TestAwaited(t *testing.T) {
 	})
 }
 
-// TestEnded: a unary call is told of when its message has come, and with the time since then. A caller who sends none, or what is none, is not:
-// else a stranger could fill a log of errors.
+// TestEnded: a unary call is told of when its message has come, and with the time since then. A caller who sends none,
+// or what is none, is not: else a stranger could fill a log of errors.
 func TestEnded(t *testing.T) {
 	ended := make(chan time.Duration, 9)
 	calls := NewCalls(CallsConfig{Ended: func(_ context.Context, _ string, took time.Duration, _ error) { ended <- took }})

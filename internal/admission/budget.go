@@ -4,26 +4,29 @@ package admission
 //
 // # Shares
 //
-// The runtime's memory limit (Limit) is LimitPercent of what the process may use (Usable). Divide subtracts base, which an idle node takes,
-// from Limit, and divides the rest:
+// The runtime's memory limit (Limit) is LimitPercent of what the process may use (Usable). Divide subtracts base, which
+// an idle node takes, from Limit, and divides the rest:
 //
 //	State         25 %   counters, and copies of other nodes' counters
 //	headroom      20 %   for the garbage collector, which runs more often the closer the live heap is to the limit
 //	Callers       27 %   callers' connections and streams, each counted by what it takes while it is idle
-//	Buffers        8 %   bytes that callers' connections have received and the server has not read, and bytes that wait to be written
+//	Buffers        8 % bytes that callers' connections have received and the server has not read, and bytes that wait to
+//	               be written
 //	Requests       5 %   requests of many checks while they are carried out
 //	InFlight       3 %   checks that wait for other nodes or for copies
-//	Nodes          3 %   half of it: bytes that 8 other nodes have sent and this one has not read; half of it: moves of partitions in progress
+//	Nodes          3 % half of it: bytes that 8 other nodes have sent and this one has not read; half of it: moves of
+//	               partitions in progress
 //	calls          3 %   unary calls
 //	Unread         2 %   answers that wait for their callers to read them
-//	Kept           2 %   what a node keeps for callers besides: reservations of Kuadrant's protocol, buckets of Envoy's quota service
+//	Kept           2 % what a node keeps for callers besides: reservations of Kuadrant's protocol, buckets of Envoy's
+//	               quota service
 //	Replies        2 %   replies to other nodes, kept because a node may send its request again
 //
-// No share is set aside for the most that a stream could take. What a stream takes beyond its idle bytes is counted in Buffers, Requests
-// and Unread while it takes it.
+// No share is set aside for the most that a stream could take. What a stream takes beyond its idle bytes is counted in
+// Buffers, Requests and Unread while it takes it.
 //
-// Every share but State has a maximum, so that a large node does not set memory aside that it will never use. State gets what the other
-// shares leave, up to 70 % of Usable. The sum of all shares and base fits into Limit.
+// Every share but State has a maximum, so that a large node does not set memory aside that it will never use. State
+// gets what the other shares leave, up to 70 % of Usable. The sum of all shares and base fits into Limit.
 type Budget struct {
 	Usable int64 // what the process may use
 	Limit  int64 // the runtime's memory limit: LimitPercent of Usable
@@ -51,43 +54,45 @@ type Budget struct {
 
 // Bytes that things take.
 const (
-	// base is what an idle node takes: the program, its tables of partitions and members, metrics, and the queues of both logs.
+	// base is what an idle node takes: the program, its tables of partitions and members, metrics, and the queues of
+	// both logs.
 	base = 24<<20 + 2*LogQueue
 
-	// PerCheckInFlight is a check of a batch that waits for another node; it was measured with a node that does not answer. A check that
-	// came alone takes 11 KiB with its call, which are counted in the share of calls.
+	// PerCheckInFlight is a check of a batch that waits for another node; it was measured with a node that does not
+	// answer. A check that came alone takes 11 KiB with its call, which are counted in the share of calls.
 	PerCheckInFlight = 3 << 9
-	// PerConnection is an idle gRPC connection of a caller in plain text: three goroutines and the table of headers. A connection over HTTP
-	// or the Redis protocol takes less. PerTLS is what TLS adds.
+	// PerConnection is an idle gRPC connection of a caller in plain text: three goroutines and the table of headers. A
+	// connection over HTTP or the Redis protocol takes less. PerTLS is what TLS adds.
 	PerConnection, PerTLS = 24 << 10, 16 << 10
 	// PerStream is an idle stream: two goroutines and gRPC's record of the stream. perCall is a unary call.
 	PerStream, perCall = 24 << 10, 20 << 10
 	// perClient is a client that does everything on one stream. leastCallers is the least that Admit sets Callers to.
 	perClient, leastCallers = PerConnection + PerStream, 8 * mib
-	// peerWindows is the number of receive windows to and from 8 other nodes: with each node, a stream of operations and a stream of
-	// ownership messages in each direction.
+	// peerWindows is the number of receive windows to and from 8 other nodes: with each node, a stream of operations
+	// and a stream of ownership messages in each direction.
 	peerWindows = 8 * 2 * 2
 )
 
 const mib = 1 << 20
 
 const (
-	// maxParts is the most elements of lists and maps, at all depths, in a message that a caller sends. perPart is the bytes that one
-	// element takes when it is decoded.
+	// maxParts is the most elements of lists and maps, at all depths, in a message that a caller sends. perPart is the
+	// bytes that one element takes when it is decoded.
 	maxParts, perPart = 1 << 16, 160
-	// leastPart is the fewest bytes that an element takes in a message. (An element of a packed list takes one byte there, and 8 bytes
-	// decoded.)
+	// leastPart is the fewest bytes that an element takes in a message. (An element of a packed list takes one byte
+	// there, and 8 bytes decoded.)
 	leastPart = 2
 )
 
 // Parts returns how many bytes the elements of lists and maps of a message of size bytes may take when it is decoded.
 func Parts(size int) int64 { return int64(min(size/leastPart, maxParts)) * perPart }
 
-// LogQueue bounds, in bytes, the queue of each of the two logs: the log and the audit log. A queue holds what its reader has not read yet.
+// LogQueue bounds, in bytes, the queue of each of the two logs: the log and the audit log. A queue holds what its
+// reader has not read yet.
 const LogQueue = mib / 2
 
-// Divide returns the budget of a node that may use this many bytes. Every bound is at least the least that a node can work with. Below 64
-// MiB the sum of the shares may therefore exceed Limit.
+// Divide returns the budget of a node that may use this many bytes. Every bound is at least the least that a node can
+// work with. Below 64 MiB the sum of the shares may therefore exceed Limit.
 func Divide(usable int64) Budget {
 	limit := usable / 100 * LimitPercent
 	rest := max(limit-base, 8*mib)
@@ -107,8 +112,8 @@ func Divide(usable int64) Budget {
 	b.MaxAnonymous = min(max(int(callers/PerConnection/48), 1), 128)
 	b.Callers = max(callers-b.anonymous(), perClient)
 	b.StreamsEach = min(int(b.Callers/PerStream/4)+1, 1000)
-	// MaxMessage is a quarter of Buffers, so that one message does not keep all others out. The longest keys of a full batch fit into 2
-	// MiB.
+	// MaxMessage is a quarter of Buffers, so that one message does not keep all others out. The longest keys of a full
+	// batch fit into 2 MiB.
 	b.MaxMessage = min(max(b.Buffers/4, mib), 4*mib)
 	b.MaxParts = int(min(b.Requests/perPart, maxParts))
 	b.StreamWindow = int32(min(max(b.Buffers/1024, 64<<10), 512<<10))
@@ -122,8 +127,8 @@ func Divide(usable int64) Budget {
 }
 
 // PeerBuffers returns the bound of the bytes that other nodes have sent and this one has not read, and of answers that
-// they have not read. It is beyond what honest nodes have in flight (Nodes), and half of it has room for two messages of
-// up to message bytes: a process with a node's certificate can reach it, and other nodes should not wait.
+// they have not read. It is beyond what honest nodes have in flight (Nodes), and half of it has room for two messages
+// of up to message bytes: a process with a node's certificate can reach it, and other nodes should not wait.
 func (b *Budget) PeerBuffers(message int64) int64 { return max(4*b.Nodes, 4*message) }
 
 // anonymous returns what anonymous connections take, at the ports of gRPC and of HTTP together.

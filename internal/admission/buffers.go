@@ -12,36 +12,41 @@ import (
 )
 
 const (
-	// patience is how long a connection waits for room before relieve closes connections, and the shortest time between two such closings:
-	// a connection's memory is free some milliseconds after its end.
+	// patience is how long a connection waits for room before relieve closes connections, and the shortest time between
+	// two such closings: a connection's memory is free some milliseconds after its end.
 	patience = 125 * time.Millisecond
-	// again is the time within which a new shortage of room is taken for a part of the last: what was freed did not last.
+	// again is the time within which a new shortage of room is taken for a part of the last: what was freed did not
+	// last.
 	again = 8 * patience
-	// step is the most that one Read returns while the memory fills. net/http reads a body in pieces as large as what it has read of it
-	// already, so without step a hundred connections would take all room before any of them looks again.
+	// step is the most that one Read returns while the memory fills. net/http reads a body in pieces as large as what
+	// it has read of it already, so without step a hundred connections would take all room before any of them looks
+	// again.
 	step = 8 << 10
 	// brief is how long a connection that has received at most light bytes waits before it looks again.
 	brief = 10 * time.Millisecond
 )
 
-// Buffers bounds the bytes that all connections of a server hold together: received and unread, or to be written. Its methods are safe for
-// concurrent use.
+// Buffers bounds the bytes that all connections of a server hold together: received and unread, or to be written. Its
+// methods are safe for concurrent use.
 //
-// gRPC bounds what one stream receives, by its window, and the message that is being read, by its size. It does not bound what all streams
-// receive together: it opens a connection's own window again when data arrives, read or not. So Buffers counts bytes where they are
-// allocated, in the pool of the server's buffers.
+// gRPC bounds what one stream receives, by its window, and the message that is being read, by its size. It does not
+// bound what all streams receive together: it opens a connection's own window again when data arrives, read or not. So
+// Buffers counts bytes where they are allocated, in the pool of the server's buffers.
 //
-// At soft, connections that have received much lately are not read until there is room again; their callers see a slow network. Room may
-// not come for a while, because halves of messages or unread answers take it. Then Buffers closes the connection that has received the most
-// since the memory began to fill, with what waits to be written to it. While other connections fill the room again at once, it closes twice as much each time.
+// At soft, connections that have received much lately are not read until there is room again; their callers see a slow
+// network. Room may not come for a while, because halves of messages or unread answers take it. Then Buffers closes the
+// connection that has received the most since the memory began to fill, with what waits to be written to it. While
+// other connections fill the room again at once, it closes twice as much each time.
 //
-// gRPC forgets the buffers of messages that nobody has read when their stream ends. Their count ends when the collector frees them, so Buffers
-// has the collector run before it closes connections.
+// gRPC forgets the buffers of messages that nobody has read when their stream ends. Their count ends when the collector
+// frees them, so Buffers has the collector run before it closes connections.
 //
-// Buffers may close a connection that did not cause the shortage. It does not count what messages take once they are decoded.
+// Buffers may close a connection that did not cause the shortage. It does not count what messages take once they are
+// decoded.
 type Buffers struct {
-	// At soft, connections that have received more than light bytes since the memory began to fill wait. At hard, all connections wait. The
-	// bytes between soft and hard are room for light bytes from every connection, and for a read in progress on each.
+	// At soft, connections that have received more than light bytes since the memory began to fill wait. At hard, all
+	// connections wait. The bytes between soft and hard are room for light bytes from every connection, and for a read
+	// in progress on each.
 	soft, hard, light int64
 	pools             [classes]sync.Pool // of *buffer, by class
 	used              atomic.Int64
@@ -57,8 +62,8 @@ type Buffers struct {
 	during int64
 }
 
-// NewBuffers returns Buffers of most bytes for at most so many connections. full is called for each connection that is closed for want of
-// room.
+// NewBuffers returns Buffers of most bytes for at most so many connections. full is called for each connection that is
+// closed for want of room.
 func NewBuffers(most int64, connections int, full func(from net.Addr)) *Buffers {
 	return &Buffers{
 		soft: most / 2, hard: most, light: max(most/8/int64(connections), 4<<10), full: full,
@@ -86,7 +91,8 @@ func (b *Buffers) Release(n int64) {
 	}
 }
 
-// Listener returns l with connections that keep to the bound. The server that uses them must use b as its pool of buffers.
+// Listener returns l with connections that keep to the bound. The server that uses them must use b as its pool of
+// buffers.
 func (b *Buffers) Listener(l net.Listener) net.Listener { return listener{l, b} }
 
 type listener struct {
@@ -181,8 +187,8 @@ func (c *conn) wait() bool {
 	return true
 }
 
-// relieve has the collector run if there is still no room. If there is none the next time, it closes the connections that have received the
-// most, too.
+// relieve has the collector run if there is still no room. If there is none the next time, it closes the connections
+// that have received the most, too.
 func (b *Buffers) relieve(now time.Time) {
 	heaviest, full := b.heaviest(now)
 	for _, c := range heaviest {
@@ -195,13 +201,15 @@ func (b *Buffers) relieve(now time.Time) {
 	}
 }
 
-// heaviest returns the connections to close at an instant; full: there is no room. It takes connections in the order of the bytes that they have received lately or
-// do not read, the most first, until these bytes are half of what must be freed. It takes only connections that have more than light of such
-// bytes, and more than an eighth of the bytes of the first.
+// heaviest returns the connections to close at an instant; full: there is no room. It takes connections in the order of
+// the bytes that they have received lately or do not read, the most first, until these bytes are half of what must be
+// freed. It takes only connections that have more than light of such bytes, and more than an eighth of the bytes of the
+// first.
 //
-// The first time it returns none. Each time that this was not enough, because the others took what was freed, it closes twice as much, and
-// includes connections that have received half as much. A new shortage soon after the last goes on from half as often. Otherwise halves of
-// messages would take all room for as long as they arrive; they wait in the buffers of the callers' systems even after the callers have gone.
+// The first time it returns none. Each time that this was not enough, because the others took what was freed, it closes
+// twice as much, and includes connections that have received half as much. A new shortage soon after the last goes on
+// from half as often. Otherwise halves of messages would take all room for as long as they arrive; they wait in the
+// buffers of the callers' systems even after the callers have gone.
 func (b *Buffers) heaviest(now time.Time) (heaviest []*conn, full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 // aheadSize is how many bytes are received at a time for a small read, such as of a frame's header.
 const aheadSize = 8 << 10
 
-// ahead has the bytes of a connection that were received and not read. It has a buffer only while there are such bytes, so that an idle
-// connection has none. One goroutine at a time may call receive.
+// ahead has the bytes of a connection that were received and not read. It has a buffer only while there are such bytes,
+// so that an idle connection has none. One goroutine at a time may call receive.
 type ahead struct {
 	raw syscall.RawConn // nil: receive reads from the connection below
 	mu  sync.Mutex

@@ -38,7 +38,8 @@ func (l *lent) forgotten() {
 	}
 }
 
-// classOf returns the class of the buffers for a length, and their capacity. Larger buffers than those of the last class are not reused.
+// classOf returns the class of the buffers for a length, and their capacity. Larger buffers than those of the last
+// class are not reused.
 func classOf(length int) (class, size int) {
 	if length <= smallest {
 		return 0, smallest

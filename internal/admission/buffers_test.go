@@ -64,8 +64,8 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestForgotten: the count of buffers that nobody returns ends when the collector frees them. No connection is closed for
-// them, and they do not count twice.
+// TestForgotten: the count of buffers that nobody returns ends when the collector frees them. No connection is closed
+// for them, and they do not count twice.
 func TestForgotten(t *testing.T) {
 	b := NewBuffers(most, 10, func(net.Addr) { t.Error("a connection is closed") })
 	c := b.connect(t)
@@ -117,8 +117,8 @@ func TestForgottenAnswer(t *testing.T) {
 	expect.True(t, unary == 0 && b.Used() == 0 && c.unread.Load() == 0, "calls %d, bytes %d, unread %d", unary, b.Used(), c.unread.Load())
 }
 
-// TestForgottenConnection: nothing keeps an answer that waits when its connection ends, nor what its call refers to, which
-// may be the answer's own buffer.
+// TestForgottenConnection: nothing keeps an answer that waits when its connection ends, nor what its call refers to,
+// which may be the answer's own buffer.
 func TestForgottenConnection(t *testing.T) {
 	b, calls, free := NewBuffers(most, 10, nil), NewCalls(CallsConfig{}), make(chan struct{})
 	c := b.connect(t).here.(*conn)
@@ -165,8 +165,8 @@ func TestWait(t *testing.T) {
 // heldTo returns how much to take for a count of n.
 func (b *Buffers) heldTo(n int64) int { return int(n - b.used.Load()) }
 
-// TestRelieve: where there is no room for a while the connection that has brought the most since the memory began to fill is
-// closed, and it alone.
+// TestRelieve: where there is no room for a while the connection that has brought the most since the memory began to
+// fill is closed, and it alone.
 func TestRelieve(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		closed := 0
@@ -195,8 +195,8 @@ func TestRelieve(t *testing.T) {
 	})
 }
 
-// TestRelieveUnread: a connection that has brought little and does not read what it has asked for is closed before one that
-// brings much. What it held counts no more, also if the server returns it later.
+// TestRelieveUnread: a connection that has brought little and does not read what it has asked for is closed before one
+// that brings much. What it held counts no more, also if the server returns it later.
 func TestRelieveUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := NewBuffers(most, 10, func(net.Addr) {})
@@ -227,8 +227,8 @@ func TestRelieveUnread(t *testing.T) {
 	})
 }
 
-// TestRelieveMore: where there is no room again after connections were closed, twice as much is closed the next time. Where
-// the memory has been less than half full for a while, the collector runs first, and it begins with one again.
+// TestRelieveMore: where there is no room again after connections were closed, twice as much is closed the next time.
+// Where the memory has been less than half full for a while, the collector runs first, and it begins with one again.
 func TestRelieveMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		closed := 0

@@ -19,31 +19,37 @@ import (
 
 // CallsConfig configures Calls. A zero field turns its check off.
 type CallsConfig struct {
-	// Authorize authorizes a unary call by its incoming context and its method (the full name), before its request is read. It returns the
-	// context for the handler, or the status to answer. Streams are authorized by an interceptor (see Options).
+	// Authorize authorizes a unary call by its incoming context and its method (the full name), before its request is
+	// read. It returns the context for the handler, or the status to answer. Streams are authorized by an interceptor
+	// (see Options).
 	Authorize func(ctx context.Context, method string) (context.Context, error)
-	// MaxAnonymous bounds the calls in progress on anonymous connections; they are of methods that are open to all callers. One more call ends
-	// the oldest call of the source that has the most.
+	// MaxAnonymous bounds the calls in progress on anonymous connections; they are of methods that are open to all
+	// callers. One more call ends the oldest call of the source that has the most.
 	MaxAnonymous int
-	// MaxAge is the age of a connection at which the contexts of its streams end. Their reads fail EndPatience later. The server should have
-	// asked the caller to open another connection before that. See keepalive.ServerParameters.MaxConnectionAge.
+	// MaxAge is the age of a connection at which the contexts of its streams end. Their reads fail EndPatience later.
+	// The server should have asked the caller to open another connection before that. See
+	// keepalive.ServerParameters.MaxConnectionAge.
 	MaxAge time.Duration
 	// FirstMessage bounds the time from a call's headers to its first message.
 	FirstMessage time.Duration
-	// MaxCalls bounds the unary calls in progress, on all connections together. One more is answered UNAVAILABLE before its request is read.
+	// MaxCalls bounds the unary calls in progress, on all connections together. One more is answered UNAVAILABLE before
+	// its request is read.
 	MaxCalls int
-	// Memory has the bytes of connections and streams (see ListenerConfig). A stream takes StreamBytes of them. A stream that does not fit is
-	// answered UNAVAILABLE before anything of it is read. Nil: no bound.
+	// Memory has the bytes of connections and streams (see ListenerConfig). A stream takes StreamBytes of them. A
+	// stream that does not fit is answered UNAVAILABLE before anything of it is read. Nil: no bound.
 	Memory      *fairshare.Places
 	StreamBytes int
-	// Caller returns the caller of a context that Authorize or an interceptor of Options has returned, and whether the caller is
-	// authenticated. If it is, its connection counts as authenticated. No caller gets all of MaxCalls or Memory (see fairshare); an empty
-	// name, of a caller that is not known by name, is not bounded so. Nil: all callers are authenticated, and have no names.
+	// Caller returns the caller of a context that Authorize or an interceptor of Options has returned, and whether the
+	// caller is authenticated. If it is, its connection counts as authenticated. No caller gets all of MaxCalls or
+	// Memory (see fairshare); an empty name, of a caller that is not known by name, is not bounded so. Nil: all callers
+	// are authenticated, and have no names.
 	Caller func(ctx context.Context) (name string, authenticated bool)
-	// Ended, if set, is called after each handler of a unary call whose request came, unless the handler panicked. It gets the context that
-	// Authorize returned, the time from when the request had come to the handler's return, and the handler's error.
+	// Ended, if set, is called after each handler of a unary call whose request came, unless the handler panicked. It
+	// gets the context that Authorize returned, the time from when the request had come to the handler's return, and
+	// the handler's error.
 	Ended func(ctx context.Context, method string, took time.Duration, err error)
-	// Panicked, if set, is called with each panic of a handler, which was recovered. The panic's value may hold secrets of the request.
+	// Panicked, if set, is called with each panic of a handler, which was recovered. The panic's value may hold secrets
+	// of the request.
 	Panicked func(method string, p *panics.Error)
 }
 
@@ -58,9 +64,10 @@ type CallsConfig struct {
 //	the handler        runs; a panic becomes INTERNAL
 //	done               gives back its place and memory, once its answers are written (see answer)
 //
-// A compressed message of 4 KiB can hold 4 MiB, so requests must not be compressed, whichever compressors the process has registered. Calls
-// are not denied in gRPC's tap handle: for a call that it denies, grpc-go (1.85) keeps a timer and the headers for as long as the caller's
-// grpc-timeout says. To return from a handler before the first read costs no more, and ends the call.
+// A compressed message of 4 KiB can hold 4 MiB, so requests must not be compressed, whichever compressors the process
+// has registered. Calls are not denied in gRPC's tap handle: for a call that it denies, grpc-go (1.85) keeps a timer
+// and the headers for as long as the caller's grpc-timeout says. To return from a handler before the first read costs
+// no more, and ends the call.
 type Calls struct {
 	cfg            CallsConfig
 	patience       time.Duration // EndPatience
@@ -84,8 +91,8 @@ func (c *Calls) InUse() (calls, streams int) {
 	return int(c.calls.open.Load()), int(c.streams.open.Load())
 }
 
-// Options returns the options of the server. The interceptors in authorize run after check and before bound; they authorize streams.
-// Interceptors that the server adds itself run later.
+// Options returns the options of the server. The interceptors in authorize run after check and before bound; they
+// authorize streams. Interceptors that the server adds itself run later.
 func (c *Calls) Options(authorize ...grpc.StreamServerInterceptor) []grpc.ServerOption {
 	streams := append(append([]grpc.StreamServerInterceptor{c.check}, authorize...), c.bound)
 	return []grpc.ServerOption{grpc.InTapHandle(tapped), grpc.ChainStreamInterceptor(streams...)}
@@ -105,8 +112,8 @@ func tapped(ctx context.Context, _ *tap.Info) (context.Context, error) {
 // transportStream has the methods of gRPC's stream of a call that grpc.ServerTransportStream lacks.
 type transportStream interface {
 	RecvCompress() string
-	// WriteStatus ends the call for its caller while the handler runs: reads and writes fail, the context is done, and a later status, such as
-	// the handler's, is not sent.
+	// WriteStatus ends the call for its caller while the handler runs: reads and writes fail, the context is done, and
+	// a later status, such as the handler's, is not sent.
 	WriteStatus(*status.Status) error
 }
 
@@ -138,7 +145,8 @@ var (
 	errTooMany       = status.Error(codes.Unavailable, "this node has too many connections: max-connections, max-connections-per-source, or its memory")
 )
 
-// begin counts an authorized call, before its first message is read, and starts the timer that ends it if this message does not come.
+// begin counts an authorized call, before its first message is read, and starts the timer that ends it if this message
+// does not come.
 func (k *call) begin(ctx context.Context) error {
 	c := k.calls
 	k.holds.Store(1)
@@ -206,12 +214,12 @@ func (k *call) letGo() {
 	}
 }
 
-// EndPatience is the time from the end of a stream's context, because of its connection's age, to the failure of its reads. It is longer than
-// any handler waits.
+// EndPatience is the time from the end of a stream's context, because of its connection's age, to the failure of its
+// reads. It is longer than any handler waits.
 const EndPatience = time.Minute + 5*time.Second
 
-// age returns a context for a stream that ends at MaxAge of its connection. gRPC's own bound, MaxConnectionAgeGrace, closes the connection, so
-// that reads fail before the handler has sent all its answers.
+// age returns a context for a stream that ends at MaxAge of its connection. gRPC's own bound, MaxConnectionAgeGrace,
+// closes the connection, so that reads fail before the handler has sent all its answers.
 func (k *call) age(ctx context.Context) (_ context.Context, stop func()) {
 	p, _ := peer.FromContext(ctx)
 	if k.calls.cfg.MaxAge == 0 || p == nil || ConnOf(p.Addr) == nil {
@@ -262,8 +270,8 @@ func (c *Calls) answerPanic(method string, err *error) {
 	*err = ErrPanicked
 }
 
-// Registrar returns a registrar that adds the checks to the unary methods of the services registered with it. The interceptors in Options
-// check streams of all services.
+// Registrar returns a registrar that adds the checks to the unary methods of the services registered with it. The
+// interceptors in Options check streams of all services.
 func (c *Calls) Registrar(r grpc.ServiceRegistrar) grpc.ServiceRegistrar { return registrar{c, r} }
 
 type registrar struct {

@@ -12,8 +12,8 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// Conn is a connection of a Listener: waiting, then served and anonymous, then authenticated (see Listener). The methods that say so may be
-// called for a nil Conn, which stands for a connection of another listener.
+// Conn is a connection of a Listener: waiting, then served and anonymous, then authenticated (see Listener). The
+// methods that say so may be called for a nil Conn, which stands for a connection of another listener.
 type Conn struct {
 	net.Conn
 	listener *Listener
@@ -38,7 +38,8 @@ type Conn struct {
 	gone     bool        // no count contains the connection any more
 }
 
-// addr is a connection's remote address. ConnOf finds the Conn by it, for code that has only the address, such as gRPC's handlers.
+// addr is a connection's remote address. ConnOf finds the Conn by it, for code that has only the address, such as
+// gRPC's handlers.
 type addr struct {
 	net.Addr
 	conn *Conn
@@ -47,7 +48,8 @@ type addr struct {
 // RemoteAddr implements net.Conn. ConnOf finds the Conn by it.
 func (c *Conn) RemoteAddr() net.Addr { return addr{c.Conn.RemoteAddr(), c} }
 
-// ConnOf returns the Conn whose RemoteAddr returned the address, such as the Addr of gRPC's peer.Peer. It returns nil for any other address.
+// ConnOf returns the Conn whose RemoteAddr returned the address, such as the Addr of gRPC's peer.Peer. It returns nil
+// for any other address.
 func ConnOf(a net.Addr) *Conn {
 	of, _ := a.(addr)
 	return of.conn
@@ -55,7 +57,8 @@ func ConnOf(a net.Addr) *Conn {
 
 type connKey struct{}
 
-// ConnContext is for http.Server.ConnContext: it puts the Conn into the contexts of the connection's requests, for FromContext.
+// ConnContext is for http.Server.ConnContext: it puts the Conn into the contexts of the connection's requests, for
+// FromContext.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, ConnOf(c.RemoteAddr()))
 }
@@ -66,10 +69,10 @@ func FromContext(ctx context.Context) *Conn {
 	return c
 }
 
-// Authenticated notes that the other end of the connection has authenticated as this caller, and reports whether the connection may stay. The
-// caller is empty if callers are not told apart or the name is not known yet. The connection counts to the first named caller; later calls
-// take no lock. If the connection is beyond the bounds on authenticated connections, Authenticated closes it after ListenerConfig.RejectAfter.
-// A nil Conn may stay.
+// Authenticated notes that the other end of the connection has authenticated as this caller, and reports whether the
+// connection may stay. The caller is empty if callers are not told apart or the name is not known yet. The connection
+// counts to the first named caller; later calls take no lock. If the connection is beyond the bounds on authenticated
+// connections, Authenticated closes it after ListenerConfig.RejectAfter. A nil Conn may stay.
 func (c *Conn) Authenticated(caller string) bool {
 	if c == nil || c.authenticated.Load() && (caller == "" || c.caller.Load() != nil) {
 		return true
@@ -143,7 +146,8 @@ func (c *Conn) Begin(anonymous bool) (end func(), ok bool) {
 // Served returns when the connection was served: when it left the queue of waiting connections.
 func (c *Conn) Served() time.Time { return c.served }
 
-// CheckWith sets a function that is called after each read and before each write. The Conn closes itself when check returns an error.
+// CheckWith sets a function that is called after each read and before each write. The Conn closes itself when check
+// returns an error.
 func (c *Conn) CheckWith(check func() error) { c.check.Store(&check) }
 
 // checked calls the function that CheckWith has set.
@@ -159,7 +163,8 @@ func (c *Conn) checked() error {
 	return err
 }
 
-// reject closes the connection because of a bound. It sends a Farewell only if nothing was read: an answer to a request must come in order.
+// reject closes the connection because of a bound. It sends a Farewell only if nothing was read: an answer to a request
+// must come in order.
 func (c *Conn) reject(why Rejection) {
 	c.note(why)
 	if tell := c.listener.cfg.Farewell; tell != nil && !c.heard.Load() {
@@ -209,8 +214,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// allowance returns how many bytes may be read while the connection is anonymous. When it has used them up, allowance waits for a moment,
-// because the goroutine that authenticates the connection may not have run yet.
+// allowance returns how many bytes may be read while the connection is anonymous. When it has used them up, allowance
+// waits for a moment, because the goroutine that authenticates the connection may not have run yet.
 func (c *Conn) allowance() (int64, error) {
 	used := c.bytes.Load()
 	if left := anonymousBytes - used; left > 0 {
@@ -261,8 +266,8 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// EndWrites tells the other end that no more bytes come. The connection can still be read. EndWrites does nothing for a nil Conn, or if the
-// connection has no CloseWrite.
+// EndWrites tells the other end that no more bytes come. The connection can still be read. EndWrites does nothing for a
+// nil Conn, or if the connection has no CloseWrite.
 func (c *Conn) EndWrites() error {
 	if c == nil {
 		return nil

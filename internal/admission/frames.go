@@ -7,20 +7,22 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// maxConnCalls is the most calls that an anonymous connection may have at a time: one to be authorized, and health checks. A call takes some
-// KiB, and its headers up to 32 KiB, however few bytes their compressed form has.
+// maxConnCalls is the most calls that an anonymous connection may have at a time: one to be authorized, and health
+// checks. A call takes some KiB, and its headers up to 32 KiB, however few bytes their compressed form has.
 const maxConnCalls = 4
 
 // maxConnRequests is the most requests over HTTP/2 that an anonymous connection may have at a time: a page and its
 // files. A request takes up to 48 KiB until its caller has read the answer.
 const maxConnRequests = 8
 
-// On an anonymous connection, anonymousCallBurst calls may begin at once, and anonymousCallRate more in each second. Without this bound,
-// memory for calls that are denied at once would make the heap grow faster than the garbage collector frees it.
+// On an anonymous connection, anonymousCallBurst calls may begin at once, and anonymousCallRate more in each second.
+// Without this bound, memory for calls that are denied at once would make the heap grow faster than the garbage
+// collector frees it.
 const anonymousCallBurst, anonymousCallRate = 16, 10
 
-// Frames returns conn, from which a server with the options of Calls reads HTTP/2 frames in plain text. raw is the Conn below conn. While raw
-// is anonymous, a Read returns bytes of one frame only, and no frame begins while maxConnCalls calls go on or too many calls have begun.
+// Frames returns conn, from which a server with the options of Calls reads HTTP/2 frames in plain text. raw is the Conn
+// below conn. While raw is anonymous, a Read returns bytes of one frame only, and no frame begins while maxConnCalls
+// calls go on or too many calls have begun.
 func Frames(conn, raw net.Conn) net.Conn {
 	c := ConnOf(raw.RemoteAddr())
 	if c == nil {

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Gate bounds the bytes that work in progress takes. Work that finds no room waits, in the order in which it called Enter. A nil Gate has room
-// for everything. It is safe for concurrent use.
+// Gate bounds the bytes that work in progress takes. Work that finds no room waits, in the order in which it called
+// Enter. A nil Gate has room for everything. It is safe for concurrent use.
 type Gate struct {
 	most  int64
 	bytes *semaphore.Weighted
@@ -16,8 +16,8 @@ type Gate struct {
 // NewGate returns a Gate for most bytes.
 func NewGate(most int64) *Gate { return &Gate{most, semaphore.NewWeighted(most)} }
 
-// Enter waits until the Gate has room for work of this many bytes. Work of more bytes than the Gate has takes all of them. The caller must
-// pass the bytes that Enter returns to Leave. The error is that of ctx.
+// Enter waits until the Gate has room for work of this many bytes. Work of more bytes than the Gate has takes all of
+// them. The caller must pass the bytes that Enter returns to Leave. The error is that of ctx.
 func (g *Gate) Enter(ctx context.Context, bytes int64) (taken int64, err error) {
 	if g == nil {
 		return 0, nil

@@ -14,22 +14,27 @@ import (
 
 // ListenerConfig configures a Listener. A bound of zero is no bound.
 type ListenerConfig struct {
-	// MaxConnections bounds the authenticated connections. MaxPerSource bounds those of one source: an IPv4 address or an IPv6 /64. Once half
-	// of MaxConnections are taken, a caller may have no more of them than are free (fairshare.Places).
+	// MaxConnections bounds the authenticated connections. MaxPerSource bounds those of one source: an IPv4 address or
+	// an IPv6 /64. Once half of MaxConnections are taken, a caller may have no more of them than are free
+	// (fairshare.Places).
 	MaxConnections, MaxPerSource int
-	// Memory has the bytes that the connections of several listeners share with calls (see CallsConfig). A connection takes ConnBytes of them
-	// when it is authenticated. Nil: no bound.
+	// Memory has the bytes that the connections of several listeners share with calls (see CallsConfig). A connection
+	// takes ConnBytes of them when it is authenticated. Nil: no bound.
 	Memory    *fairshare.Places
 	ConnBytes int
-	// MaxAnonymous bounds the connections that are served and not authenticated yet. Each takes up to 100 KiB over gRPC. Required.
+	// MaxAnonymous bounds the connections that are served and not authenticated yet. Each takes up to 100 KiB over
+	// gRPC. Required.
 	MaxAnonymous int
-	// WriteTimeout bounds a single write to a caller that does not read. A listener of net/http must leave it zero: net/http sets deadlines.
+	// WriteTimeout bounds a single write to a caller that does not read. A listener of net/http must leave it zero:
+	// net/http sets deadlines.
 	WriteTimeout time.Duration
 	// Foreign, if set, is called when a caller begins a TLS handshake on a port without TLS. The connection ends.
 	Foreign func(from net.Addr)
-	// Farewell, if set, returns what to send on a connection that is rejected before anything of it was read. It must be short.
+	// Farewell, if set, returns what to send on a connection that is rejected before anything of it was read. It must
+	// be short.
 	Farewell func(Rejection) []byte
-	// RejectAfter is how long an authenticated connection beyond a bound stays open, so that the answer that says so reaches the caller.
+	// RejectAfter is how long an authenticated connection beyond a bound stays open, so that the answer that says so
+	// reaches the caller.
 	RejectAfter time.Duration
 	// Rejected, if set, is called for each connection that the Listener rejects.
 	Rejected func(from net.Addr, why Rejection)
@@ -38,18 +43,21 @@ type ListenerConfig struct {
 const (
 	// maxWaiting bounds the connections that wait to be served. Each costs a file descriptor, and hardly any memory.
 	maxWaiting = 1024
-	// A served connection may be closed in favour of a waiting one if it has not authenticated within anonymousGrace, or within graceFactor
-	// times the average time that callers took lately, if that is longer, up to maxGrace. So a node that is short of processor time does not
-	// reject callers because it is slow itself.
+	// A served connection may be closed in favour of a waiting one if it has not authenticated within anonymousGrace,
+	// or within graceFactor times the average time that callers took lately, if that is longer, up to maxGrace. So a
+	// node that is short of processor time does not reject callers because it is slow itself.
 	anonymousGrace, maxGrace = time.Second, 5 * time.Second
 	graceFactor              = 4
-	// anonymousBytes are read from a connection before it is authenticated, and anonymousRate more in each second: enough for a handshake with
-	// a chain of certificates, for the first requests, and for probes that share a connection.
+	// anonymousBytes are read from a connection before it is authenticated, and anonymousRate more in each second:
+	// enough for a handshake with a chain of certificates, for the first requests, and for probes that share a
+	// connection.
 	anonymousBytes, anonymousRate = 128 << 10, 1 << 10
-	// authenticationPatience is how long a connection that has sent anonymousBytes waits for the handler that authenticates it.
+	// authenticationPatience is how long a connection that has sent anonymousBytes waits for the handler that
+	// authenticates it.
 	authenticationPatience = time.Second
-	// Probes never authenticate. So while the authenticated connections are at their bound, new connections are served up to spareAnonymous
-	// anonymous ones in all, or up to spareOfSource of a source that is at its own bound. More are rejected at once.
+	// Probes never authenticate. So while the authenticated connections are at their bound, new connections are served
+	// up to spareAnonymous anonymous ones in all, or up to spareOfSource of a source that is at its own bound. More are
+	// rejected at once.
 	spareAnonymous, spareOfSource = 16, 4
 	// farewellPatience bounds the write of a Farewell. The empty send buffer of a new connection has room for it.
 	farewellPatience = 5 * time.Millisecond
@@ -67,7 +75,8 @@ const (
 	TooManyBytes       Rejection = "too_many_bytes"       // too many bytes before authentication
 )
 
-// Listener is a net.Listener that bounds connections by source. It is safe for concurrent use. Use NewListener, and call Close when done.
+// Listener is a net.Listener that bounds connections by source. It is safe for concurrent use. Use NewListener, and
+// call Close when done.
 //
 // The path of a connection:
 //
@@ -76,10 +85,11 @@ const (
 //	Conn.Authenticated  counts it to its source and caller, or rejects it
 //	Conn.Close          ends its counts, and serves the next one that waits
 //
-// At most MaxAnonymous connections are anonymous. When there is room, the sources with waiting connections take turns, and of a source the
-// newest connection is served first, because the caller has most likely given up the oldest. While connections wait, the Listener closes the
-// oldest anonymous connection of the source that has the most of them, if its time to authenticate (anonymousGrace) is over. So a source that
-// floods the port delays only itself, and no authenticated connection is closed for a new one.
+// At most MaxAnonymous connections are anonymous. When there is room, the sources with waiting connections take turns,
+// and of a source the newest connection is served first, because the caller has most likely given up the oldest. While
+// connections wait, the Listener closes the oldest anonymous connection of the source that has the most of them, if its
+// time to authenticate (anonymousGrace) is over. So a source that floods the port delays only itself, and no
+// authenticated connection is closed for a new one.
 type Listener struct {
 	net.Listener
 	cfg     ListenerConfig
@@ -181,8 +191,8 @@ type rejected struct {
 	why Rejection
 }
 
-// fullLocked reports whether a new connection of this source must be rejected, because an authenticated one would be beyond a bound and the
-// spare ones for probes are taken.
+// fullLocked reports whether a new connection of this source must be rejected, because an authenticated one would be
+// beyond a bound and the spare ones for probes are taken.
 func (l *Listener) fullLocked(s *source) bool {
 	if l.anonymous >= min(spareAnonymous, l.cfg.MaxAnonymous) {
 		taken, most := l.places.InUse()
@@ -259,7 +269,8 @@ func (l *Listener) giveLocked(c *Conn) {
 	c.place, c.memory = fairshare.Taken{}, fairshare.Taken{}
 }
 
-// largestLocked returns the oldest connection of the source that has the most connections in the list that of returns. There must be one.
+// largestLocked returns the oldest connection of the source that has the most connections in the list that of returns.
+// There must be one.
 func (l *Listener) largestLocked(of func(*source) []*Conn) *Conn {
 	var most []*Conn
 	for _, s := range l.sources {
@@ -343,9 +354,10 @@ func (l *Listener) Close() error {
 	return err
 }
 
-// CloseSilent closes, after silencePatience, the connections on which nothing has come: those of load balancers that probe the port, and of
-// browsers that connect in advance. A server that is stopping would wait for them, net/http for 5 s and gRPC for 2 min. Call CloseSilent when
-// the listener is being closed, and stop the timer when the server has ended.
+// CloseSilent closes, after silencePatience, the connections on which nothing has come: those of load balancers that
+// probe the port, and of browsers that connect in advance. A server that is stopping would wait for them, net/http for
+// 5 s and gRPC for 2 min. Call CloseSilent when the listener is being closed, and stop the timer when the server has
+// ended.
 func (l *Listener) CloseSilent() *time.Timer {
 	return time.AfterFunc(silencePatience, func() {
 		var silent []*Conn

@@ -143,8 +143,8 @@ func TestSourcesTakeTurns(t *testing.T) {
 	})
 }
 
-// TestGraceOfASlowNode: where callers take long to authenticate, as on a machine that is short of processor, those who come next are given
-// more time, and no more once callers are fast again.
+// TestGraceOfASlowNode: where callers take long to authenticate, as on a machine that is short of processor, those who
+// come next are given more time, and no more once callers are fast again.
 func TestGraceOfASlowNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(ListenerConfig{MaxAnonymous: 1})
@@ -230,8 +230,9 @@ func TestWaitingBound(t *testing.T) {
 	})
 }
 
-// TestOneCallerTakesNotAllConnections is an attack: one caller opens connections from many addresses until it gets no more. There are
-// some left for others; also where the handshake has authenticated connections before it was known whose they are.
+// TestOneCallerTakesNotAllConnections is an attack: one caller opens connections from many addresses until it gets no
+// more. There are some left for others; also where the handshake has authenticated connections before it was known
+// whose they are.
 func TestOneCallerTakesNotAllConnections(t *testing.T) {
 	for _, handshake := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -315,8 +316,8 @@ func TestRequestsOfAConnection(t *testing.T) {
 	})
 }
 
-// TestAnonymousBytes: before authentication only so much is read; the one that authenticates has a moment; and slow probes may go
-// on for as long as they like.
+// TestAnonymousBytes: before authentication only so much is read; the one that authenticates has a moment; and slow
+// probes may go on for as long as they like.
 func TestAnonymousBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(ListenerConfig{MaxAnonymous: 128})
@@ -356,7 +357,8 @@ func TestAnonymousBytes(t *testing.T) {
 	})
 }
 
-// TestSlowReader: a caller who does not read has the time that is stated, from each write anew, and then the connection ends.
+// TestSlowReader: a caller who does not read has the time that is stated, from each write anew, and then the connection
+// ends.
 func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slowest = 30 * time.Second
@@ -430,8 +432,8 @@ func TestSourceOf(t *testing.T) {
 		"two networks are one source")
 }
 
-// TestCallsEndOnce has many calls and streams end in every way there is at once, about when their first messages are due: each is answered
-// with what is its own or with one status, and nothing of it goes on being counted.
+// TestCallsEndOnce has many calls and streams end in every way there is at once, about when their first messages are
+// due: each is answered with what is its own or with one status, and nothing of it goes on being counted.
 func TestCallsEndOnce(t *testing.T) {
 	answer := func(in *wrapperspb.StringValue) (*wrapperspb.StringValue, error) {
 		switch rand.N(8) {

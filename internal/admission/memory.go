@@ -13,17 +13,19 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// LimitPercent is the runtime's memory limit in percent of the usable memory. The rest is for what the runtime does not count: the
-// program's own pages, the kernel's buffers and tables.
+// LimitPercent is the runtime's memory limit in percent of the usable memory. The rest is for what the runtime does not
+// count: the program's own pages, the kernel's buffers and tables.
 const LimitPercent = 90
 
-// UsableMemory returns how many bytes the process may use: the smallest of the limits of its control group (v1 or v2) and the groups above
-// it, the machine's memory, and, if GOMEMLIMIT is given, the number of which GOMEMLIMIT is LimitPercent.
+// UsableMemory returns how many bytes the process may use: the smallest of the limits of its control group (v1 or v2)
+// and the groups above it, the machine's memory, and, if GOMEMLIMIT is given, the number of which GOMEMLIMIT is
+// LimitPercent.
 func UsableMemory() (int64, error) {
 	return usable(memlimit.FromCgroup, memlimit.FromSystem, debug.SetMemoryLimit(-1))
 }
 
-// OwnBudget returns the budget of a node that may use all memory of its process. If UsableMemory fails, it is the budget for 1 GiB.
+// OwnBudget returns the budget of a node that may use all memory of its process. If UsableMemory fails, it is the
+// budget for 1 GiB.
 func OwnBudget() Budget {
 	usable, err := UsableMemory()
 	if err != nil {
@@ -49,8 +51,8 @@ func usable(group, machine memlimit.Provider, limit int64) (int64, error) {
 	return int64(min(most, math.MaxInt64)), nil
 }
 
-// SetMemoryLimit sets the runtime's memory limit to LimitPercent of usable bytes, unless GOMEMLIMIT is given. It returns the limit in
-// force.
+// SetMemoryLimit sets the runtime's memory limit to LimitPercent of usable bytes, unless GOMEMLIMIT is given. It
+// returns the limit in force.
 func SetMemoryLimit(usable int64) int64 {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(usable / 100 * LimitPercent)
@@ -58,8 +60,8 @@ func SetMemoryLimit(usable int64) int64 {
 	return debug.SetMemoryLimit(-1)
 }
 
-// ParseMemory parses an amount of memory such as 512MiB, or a share such as 70% of UsableMemory. It returns bytes, 0 for auto and -1 for 0
-// (no bound).
+// ParseMemory parses an amount of memory such as 512MiB, or a share such as 70% of UsableMemory. It returns bytes, 0
+// for auto and -1 for 0 (no bound).
 func ParseMemory(s string) (int64, error) {
 	if s == "auto" {
 		return 0, nil

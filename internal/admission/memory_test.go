@@ -73,8 +73,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestDivide: whatever there is, all parts fit into the runtime's limit together with what the collector needs, and none is too
-// small to work with.
+// TestDivide: whatever there is, all parts fit into the runtime's limit together with what the collector needs, and
+// none is too small to work with.
 func TestDivide(t *testing.T) {
 	for _, test := range []struct {
 		usable int64

@@ -23,8 +23,8 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// connection is how a command reaches a node over gRPC, and how it prints the answer, as its flags say. It makes one attempt, and does not
-// look for other nodes.
+// connection is how a command reaches a node over gRPC, and how it prints the answer, as its flags say. It makes one
+// attempt, and does not look for other nodes.
 type connection struct {
 	addr    string // HOST:PORT
 	timeout time.Duration
@@ -88,7 +88,8 @@ func speaksTLS(ctx context.Context, addr string) bool {
 	return err == nil || alert
 }
 
-// ownNames replaces the field that a node's message begins with by the command's name for it: target.key by key, ttl_ns by ttl.
+// ownNames replaces the field that a node's message begins with by the command's name for it: target.key by key, ttl_ns
+// by ttl.
 func ownNames(message string) string {
 	field, rest, ok := strings.Cut(message, ": ")
 	if !ok || strings.Contains(field, " ") {

@@ -160,7 +160,8 @@ func TestOwnNames(t *testing.T) {
 	}
 }
 
-// TestTLSMismatch: a command in plain text at a port that speaks TLS is told so, and one with TLS at a port that does not.
+// TestTLSMismatch: a command in plain text at a port that speaks TLS is told so, and one with TLS at a port that does
+// not.
 func TestTLSMismatch(t *testing.T) {
 	server := httptest.NewUnstartedServer(nil)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)

@@ -49,8 +49,8 @@ It ends with Ctrl-C and leaves nothing behind.`,
 	return cmd
 }
 
-// command returns how a user starts the program again that was started as name. "go run" builds a binary in a temporary directory, under the
-// package's name, and starts it by its whole path.
+// command returns how a user starts the program again that was started as name. "go run" builds a binary in a temporary
+// directory, under the package's name, and starts it by its whole path.
 func command(name string) string {
 	base := strings.TrimSuffix(filepath.Base(name), ".exe")
 	if filepath.IsAbs(name) && (base == "node" || base == "weir" && strings.Contains(name, "go-build")) {
@@ -78,8 +78,8 @@ type devConfig struct {
 	Logger  *slog.Logger
 }
 
-// runDev runs a development cluster until ctx ends, and prints examples once it is ready. The cluster keeps nothing, and other hosts cannot
-// reach it.
+// runDev runs a development cluster until ctx ends, and prints examples once it is ready. The cluster keeps nothing,
+// and other hosts cannot reach it.
 func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 	set, err := policy.Parse("policies.yaml", samples)
 	if err != nil {
@@ -157,7 +157,8 @@ func printExamples(w io.Writer, nodes []*node.Node, command string) {
 		fmt.Fprintf(w, "  %s  http://%s  grpc %s\n", n.Name(), n.HTTPAddr(), n.GRPCAddr())
 	}
 	var names []string
-	// The examples use the sample policy, or the first policy that can be checked (a concurrency limit cannot), or an inline limit.
+	// The examples use the sample policy, or the first policy that can be checked (a concurrency limit cannot), or an
+	// inline limit.
 	try := ""
 	for _, p := range nodes[0].Policies().Policies() {
 		names = append(names, p.Name)

@@ -16,7 +16,8 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// startDev runs a development cluster until stop, which returns all that it has printed. said is what it prints once it is up.
+// startDev runs a development cluster until stop, which returns all that it has printed. said is what it prints once it
+// is up.
 func startDev(t *testing.T, cfg devConfig) (said string, stop func() (all string, err error)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

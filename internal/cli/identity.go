@@ -14,8 +14,8 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 )
 
-// identity has the credentials of a command, and the authorities by which it verifies the node. Without CA, Cert, Key and Name it uses plain
-// text.
+// identity has the credentials of a command, and the authorities by which it verifies the node. Without CA, Cert, Key
+// and Name it uses plain text.
 type identity struct {
 	CA        string `flag:"tls-ca-file" help:"authorities (PEM) of the node's certificate; without any of --tls-…: plain text"`
 	Cert      string `flag:"tls-cert-file" help:"certificate (PEM) to present"`

@@ -54,8 +54,8 @@ var fields = []string{"id", "namespace", "name", "max_value", "seconds", "condit
 
 // parseLimitador parses a limits file. name is its name in mistakes. An error is strictyaml.Errors.
 //
-// It understands conditions that compare an entry of a descriptor with a text, by == or !=; other CEL expressions are mistakes. A converted
-// file may limit differently: docs/migrating.md has the differences.
+// It understands conditions that compare an entry of a descriptor with a text, by == or !=; other CEL expressions are
+// mistakes. A converted file may limit differently: docs/migrating.md has the differences.
 func parseLimitador(name string, data []byte) (*limitadorFile, error) {
 	r := reader{Decoder: strictyaml.New(name, data), file: new(limitadorFile)}
 	root := r.Root()
@@ -165,7 +165,8 @@ func (r *reader) add(namespace string, parts []limitadorPart, limit *limitadorRa
 		case p.variable:
 			at = at.child(p.key, nil, false)
 		case p.not:
-			// The excluded value becomes unlimited, unless another limit is for it (exempt). All other values share one counter.
+			// The excluded value becomes unlimited, unless another limit is for it (exempt). All other values share one
+			// counter.
 			any := "*"
 			at.child(p.key, &p.value, false).except = true
 			at = at.child(p.key, &any, true)
@@ -193,8 +194,8 @@ func (e *entry) child(key string, value *string, share bool) *entry {
 	return c
 }
 
-// Envoy returns the namespace in the format of envoyproxy/ratelimit. Limitador charges all limits of a request or none, so charge is
-// all_or_none.
+// Envoy returns the namespace in the format of envoyproxy/ratelimit. Limitador charges all limits of a request or none,
+// so charge is all_or_none.
 func (n *limitadorNamespace) Envoy() ([]byte, error) {
 	n.root.exempt()
 	return yaml.Marshal(struct {

@@ -26,8 +26,8 @@ func runLoad(args ...string) (code int, out, errs string) {
 	return code, o.String(), e.String()
 }
 
-// TestLoad: over each protocol and through any node, the checks of all keys are admitted up to the limit and not beyond, and the
-// answers are found to be right.
+// TestLoad: over each protocol and through any node, the checks of all keys are admitted up to the limit and not
+// beyond, and the answers are found to be right.
 func TestLoad(t *testing.T) {
 	a := startReady(t, testConfig(t, "a"))
 	cfg := testConfig(t, "b")

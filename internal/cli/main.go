@@ -1,10 +1,12 @@
 // Package cli is the weir command: a node, and commands for clusters, each in a file. cmd/weir and cmd/node run it.
 //
-// The path of a command: run (this file) builds the tree of commands → cobra parses the flags → fillFlags (settings.go) adds the environment
-// and the file of --config → the command runs, through connection (connect.go) if it asks a node → run turns its error into an exit status.
+// The path of a command: run (this file) builds the tree of commands → cobra parses the flags → fillFlags (settings.go)
+// adds the environment and the file of --config → the command runs, through connection (connect.go) if it asks a node →
+// run turns its error into an exit status.
 //
-// A flag, its variable in the environment and its field in a YAML file have one name. Text output may change at any time; JSON output is part
-// of the API. Text from callers or files, such as a key, is quoted if it could control a terminal.
+// A flag, its variable in the environment and its field in a YAML file have one name. Text output may change at any
+// time; JSON output is part of the API. Text from callers or files, such as a key, is quoted if it could control a
+// terminal.
 package cli
 
 import (
@@ -42,8 +44,8 @@ func Main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run runs a command line. The first interrupt or termination signal ends ctx. A second one kills the process, or is handled by the command
-// (see stopNode).
+// run runs a command line. The first interrupt or termination signal ends ctx. A second one kills the process, or is
+// handled by the command (see stopNode).
 func run(args []string, stdout, stderr io.Writer) int {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()

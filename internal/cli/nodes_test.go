@@ -41,8 +41,8 @@ func startReady(t *testing.T, cfg node.Config) *node.Node {
 	return n
 }
 
-// startSecured starts a node with an access file, and returns the tokens of a caller who may check by the policy login, and of one who
-// may do everything.
+// startSecured starts a node with an access file, and returns the tokens of a caller who may check by the policy login,
+// and of one who may do everything.
 func startSecured(t *testing.T, change func(*node.Config)) (n *node.Node, shop, all string) {
 	t.Helper()
 	shop, all = auth.NewToken(), auth.NewToken()

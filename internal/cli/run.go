@@ -54,7 +54,8 @@ the process at once, SIGHUP reads the policy file, certificates and keys again.`
 // flushTimeout bounds how long a stopped node waits for the readers of its log and its standard output.
 const flushTimeout = time.Second
 
-// run runs a node until ctx ends or the node fails. unknown has variables of the environment that look like settings and are none.
+// run runs a node until ctx ends or the node fails. unknown has variables of the environment that look like settings
+// and are none.
 func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []string) error {
 	var logger *slog.Logger
 	out := observe.NewLogQueue(stdout, observe.LogQueueConfig{MaxBytes: admission.LogQueue})
@@ -121,8 +122,8 @@ func stopNode(n *node.Node, grace time.Duration, log *slog.Logger) error {
 	}
 }
 
-// outliveLog keeps the process running if the reader of its log or its standard output is gone. Otherwise SIGPIPE would end it at the next
-// line, without a hand-over.
+// outliveLog keeps the process running if the reader of its log or its standard output is gone. Otherwise SIGPIPE would
+// end it at the next line, without a hand-over.
 func outliveLog() { signal.Ignore(syscall.SIGPIPE) }
 
 // nodeConfig returns the node's configuration, which the node validates.

@@ -18,8 +18,8 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// TestBadCommandLines: every mistake ends with exit status 2 and one message that names what is to blame, and nothing is
-// printed where a result would be.
+// TestBadCommandLines: every mistake ends with exit status 2 and one message that names what is to blame, and nothing
+// is printed where a result would be.
 func TestBadCommandLines(t *testing.T) {
 	t.Setenv("WEIR_LOG_LEVEL", "error")
 	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
@@ -246,8 +246,8 @@ func TestFlagsAreDocumented(t *testing.T) {
 	})
 }
 
-// TestFlagsOfLimits: flags that are not given leave the bounds to the node, 0 is what the flag says it is, and what makes no sense is
-// an error that names the flag.
+// TestFlagsOfLimits: flags that are not given leave the bounds to the node, 0 is what the flag says it is, and what
+// makes no sense is an error that names the flag.
 func TestFlagsOfLimits(t *testing.T) {
 	said := func(args ...string) node.Config {
 		var f runFlags

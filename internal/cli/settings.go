@@ -35,8 +35,8 @@ func registerSettings(flags *pflag.FlagSet, of any) {
 	}
 }
 
-// fillFlags sets every flag that the command line has not set: from the environment (WEIR_HTTP_PORT for --http-port), or else from the YAML
-// file of --config (http-port: 8080).
+// fillFlags sets every flag that the command line has not set: from the environment (WEIR_HTTP_PORT for --http-port),
+// or else from the YAML file of --config (http-port: 8080).
 func fillFlags(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
 	fromEnv := func(f *pflag.Flag) error {
 		name := "WEIR_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
@@ -65,7 +65,8 @@ func fillFlags(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
 	return fillFromYAML(flags, f.Value.String(), data)
 }
 
-// unknownVariables returns the variables of an environment that begin like settings and are none, such as misspelt ones.
+// unknownVariables returns the variables of an environment that begin like settings and are none, such as misspelt
+// ones.
 func unknownVariables(flags *pflag.FlagSet, environ []string) []string {
 	var unknown []string
 	for _, v := range environ {

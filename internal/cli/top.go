@@ -229,7 +229,8 @@ func writeTop(w *bytes.Buffer, order weirv1.KeyOrder, top *weirv1.TopKeysRespons
 // besideKey is the approximate width of the columns other than the key.
 const besideKey = 60
 
-// printable returns a caller's text for a terminal: quoted if it has characters that could control the terminal, or are not visible.
+// printable returns a caller's text for a terminal: quoted if it has characters that could control the terminal, or are
+// not visible.
 func printable(text string) string {
 	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == '"' }) {
 		return strconv.Quote(text)

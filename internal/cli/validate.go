@@ -70,9 +70,10 @@ type checker struct {
 	forEnvoy           []envoy.File
 }
 
-// validateFiles checks all files, even if one cannot be read. It checks files for Envoy together, so that it finds a domain that two of them
-// describe; see validateOptions. It writes Limitador's limits to validateOptions.Convert, if that is not empty. ok is false if a file has
-// mistakes; err is about files that cannot be read. Findings that depend on the node that will read the files are warnings.
+// validateFiles checks all files, even if one cannot be read. It checks files for Envoy together, so that it finds a
+// domain that two of them describe; see validateOptions. It writes Limitador's limits to validateOptions.Convert, if
+// that is not empty. ok is false if a file has mistakes; err is about files that cannot be read. Findings that depend
+// on the node that will read the files are warnings.
 func validateFiles(w, stderr io.Writer, files []string, opts validateOptions) (ok bool, err error) {
 	c := checker{validateOptions: opts, w: w, stderr: stderr, mistakes: strictyaml.Errors{}, warnings: strictyaml.Errors{}}
 	for _, name := range files {
@@ -91,7 +92,8 @@ func validateFiles(w, stderr io.Writer, files []string, opts validateOptions) (o
 	return ok, errors.Join(c.unread...)
 }
 
-// take notes and prints the findings of a file. what describes the content of a file without mistakes, such as "3 policies".
+// take notes and prints the findings of a file. what describes the content of a file without mistakes, such as "3
+// policies".
 func (c *checker) take(file, what string, warnings strictyaml.Errors, err error) {
 	var found strictyaml.Errors
 	switch {

@@ -22,8 +22,8 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// TestOneBadFileHidesNoOther: every file is checked, whatever is wrong with one, and mistakes, warnings and files that cannot be read
-// are told apart.
+// TestOneBadFileHidesNoOther: every file is checked, whatever is wrong with one, and mistakes, warnings and files that
+// cannot be read are told apart.
 func TestOneBadFileHidesNoOther(t *testing.T) {
 	bad := testkit.WriteFile(t, "bad.yaml", "policies: [{name: a, algorithm: sliding_log, limit: 0, window: 1m}, {name: b}]\n")
 	strict := testkit.WriteFile(t, "strict.yaml", "policies: [{name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}]\n")
@@ -201,7 +201,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// examplePages are the pages whose commands are run, by the policies that they are run with, and how many there are at least.
+// examplePages are the pages whose commands are run, by the policies that they are run with, and how many there are at
+// least.
 var examplePages = []struct {
 	doc, policies string
 	commands      int
@@ -210,11 +211,12 @@ var examplePages = []struct {
 	{"docs/ai-budgets.md", "docs/examples/budgets.yaml", 10},
 }
 
-// passing is what depends on when a command of the page runs, and what is drawn at random. Whether there is such a time, and never,
-// does not.
+// passing is what depends on when a command of the page runs, and what is drawn at random. Whether there is such a
+// time, and never, does not.
 var passing = regexp.MustCompile(`((?:retry_after|reset_after|delay)=)[0-9][0-9a-z.]*|("(?:retry_after|reset_after)_ms":)[1-9][0-9]*|[0-9a-f]{24}00000000`)
 
-// TestExamples runs the commands of the pages of examples against the clusters that they have one start, and wants what they show.
+// TestExamples runs the commands of the pages of examples against the clusters that they have one start, and wants what
+// they show.
 func TestExamples(t *testing.T) {
 	t.Chdir("../..")
 	for _, page := range examplePages {
@@ -263,7 +265,8 @@ type example struct {
 // setID is a command that keeps the id of a reservation, as a shell would.
 const setID, ofID = "ID=$(", " -o id)"
 
-// run runs a command of the page: weir, or curl with a body, which it stands in for. It returns what the command prints.
+// run runs a command of the page: weir, or curl with a body, which it stands in for. It returns what the command
+// prints.
 func (e *example) run(t *testing.T, command string) string {
 	t.Helper()
 	if reserve, ok := strings.CutPrefix(command, setID); ok && strings.HasSuffix(reserve, ofID) {

@@ -1,16 +1,17 @@
-// Package control has what operators change in a running cluster, the same on all members: the overrides of limits, and the keys that encrypt
-// gossip. It also makes the secrets that a cluster begins with.
+// Package control has what operators change in a running cluster, the same on all members: the overrides of limits, and
+// the keys that encrypt gossip. It also makes the secrets that a cluster begins with.
 //
-// A [Book] has one member's overrides, with a version each. Members that take each other's books, in any order and any number of times, end up
-// with the same book. A member's own change is in force only once its file has it. A [Replicator] tells the other members of changes, and
-// compares books with them until all are equal. [Overrides] is the service for operators. What an override means is decided by package policy.
+// A [Book] has one member's overrides, with a version each. Members that take each other's books, in any order and any
+// number of times, end up with the same book. A member's own change is in force only once its file has it. A
+// [Replicator] tells the other members of changes, and compares books with them until all are equal. [Overrides] is the
+// service for operators. What an override means is decided by package policy.
 //
-// The path of a change: Overrides → Replicator.commit → Book.Commit, which writes the file → ReplicatorConfig.Apply, which puts the book into
-// force → Replicator.spread, which has the other members pull it.
+// The path of a change: Overrides → Replicator.commit → Book.Commit, which writes the file → ReplicatorConfig.Apply,
+// which puts the book into force → Replicator.spread, which has the other members pull it.
 //
-// When the operator is answered, some members may not have the override yet; the answer says which ones have it. Of two concurrent changes of
-// one override, the later version wins on all members, and the answer to the other change says so. A deleted override can come back with a
-// member that was away while MaxDeleted other overrides were deleted.
+// When the operator is answered, some members may not have the override yet; the answer says which ones have it. Of two
+// concurrent changes of one override, the later version wins on all members, and the answer to the other change says
+// so. A deleted override can come back with a member that was away while MaxDeleted other overrides were deleted.
 package control
 
 import (
@@ -32,9 +33,9 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// Bounds of a Book. A change by an operator is rejected beyond MaxOverrides and MaxBytes, or if the policy would then have more than is left
-// free, so that no policy takes all. Entries of other members are taken up to twice as much, because the two sides of a split cluster may both
-// have been filled.
+// Bounds of a Book. A change by an operator is rejected beyond MaxOverrides and MaxBytes, or if the policy would then
+// have more than is left free, so that no policy takes all. Entries of other members are taken up to twice as much,
+// because the two sides of a split cluster may both have been filled.
 const (
 	MaxOverrides = 10_000
 	MaxBytes     = 2 << 20 // in the book's file
@@ -45,8 +46,8 @@ const (
 
 const (
 	maxCounter = 1 << 53 // of a Version; a JSON number is exact up to here
-	// maxStep is how far the counter of another member's entry may be above all counters in the book; an empty book has 0. No cluster makes so
-	// many changes, and a member that lies would need days of changes to use up the counters.
+	// maxStep is how far the counter of another member's entry may be above all counters in the book; an empty book has
+	// 0. No cluster makes so many changes, and a member that lies would need days of changes to use up the counters.
 	maxStep    = 1 << 32
 	maxName    = 128 // bytes of a member's or a caller's name
 	entryBytes = 128 // the most that an entry takes of a file besides its texts
@@ -60,8 +61,8 @@ func (id ID) Compare(other ID) int {
 	return cmp.Or(strings.Compare(id.Policy, other.Policy), strings.Compare(id.Prefix, other.Prefix), strings.Compare(id.Key, other.Key))
 }
 
-// Version orders the changes of an override. Counter is a Lamport clock (Lamport, 1978): it is above the counter of every entry that the node
-// knew when it made the change. Node is that node's name.
+// Version orders the changes of an override. Counter is a Lamport clock (Lamport, 1978): it is above the counter of
+// every entry that the node knew when it made the change. Node is that node's name.
 type Version struct {
 	Counter uint64
 	Node    string
@@ -87,8 +88,8 @@ func (e *Entry) Override() policy.Override {
 	return policy.Override{Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Settings: e.Settings}
 }
 
-// newer orders entries of one ID. A member that has lost its file may use a counter twice. Then the rest of the entry decides, the same on all
-// members: a deletion, which has no settings, is the newest.
+// newer orders entries of one ID. A member that has lost its file may use a counter twice. Then the rest of the entry
+// decides, the same on all members: a deletion, which has no settings, is the newest.
 func (e *Entry) newer(other *Entry) bool {
 	return cmp.Or(cmp.Compare(e.Counter, other.Counter), strings.Compare(e.Node, other.Node), strings.Compare(other.Settings, e.Settings),
 		strings.Compare(e.By, other.By), e.At.Compare(other.At)) > 0
@@ -108,8 +109,8 @@ func (e *Entry) bytes() int {
 	return n
 }
 
-// valid returns what is wrong with an entry of a file or of another member; the error names the field. It does not check Settings, because
-// another member may have other policies.
+// valid returns what is wrong with an entry of a file or of another member; the error names the field. It does not
+// check Settings, because another member may have other policies.
 func (e *Entry) valid() error {
 	o := e.Override()
 	if err := o.Valid(); err != nil {
@@ -152,7 +153,8 @@ type Book struct {
 	writes, writesFailed atomic.Uint64
 }
 
-// contents are a book's entries, and the state of its file. The contents of a Book are sealed and never change: a changed clone replaces them.
+// contents are a book's entries, and the state of its file. The contents of a Book are sealed and never change: a
+// changed clone replaces them.
 type contents struct {
 	entries       map[ID]*Entry
 	live, deleted sums
@@ -164,8 +166,8 @@ type contents struct {
 	failed error // why the file lacks entries of other members that are in force; nil: it has all
 }
 
-// OpenBook returns the book in a file, which the first change creates. If name is empty, the book has no file. If the file is not a book, the
-// error says where it is wrong.
+// OpenBook returns the book in a file, which the first change creates. If name is empty, the book has no file. If the
+// file is not a book, the error says where it is wrong.
 func OpenBook(name string) (*Book, error) {
 	b, all := new(Book), &contents{entries: make(map[ID]*Entry)}
 	if name != "" {
@@ -231,7 +233,8 @@ func (c *contents) forget() {
 	slices.SortFunc(dead, func(a, b *Entry) int { // the newest first
 		return cmp.Or(cmp.Compare(b.Counter, a.Counter), strings.Compare(b.Node, a.Node), b.Compare(a.ID))
 	})
-	// The first ones are kept, whatever follows them, so that the order in which members learn of deletions does not matter.
+	// The first ones are kept, whatever follows them, so that the order in which members learn of deletions does not
+	// matter.
 	kept := 0
 	for i, e := range dead {
 		if kept += e.bytes(); i >= MaxDeleted || kept > MaxDeletedBytes {
@@ -257,16 +260,16 @@ type Step struct {
 	Merge  []Entry // entries of another member
 	Taken  []Entry // set by Commit: the entries of Merge that were newer than the book's own
 	Change *Entry  // a change by this member, without a version; Commit sets it
-	// Before is set by Commit: the override before Change; nil: there was none. To delete an override that does not exist changes nothing and
-	// gives no version.
+	// Before is set by Commit: the override before Change; nil: there was none. To delete an override that does not
+	// exist changes nothing and gives no version.
 	Before *Entry
 	// Err is set by Commit: why Change was not made, or why the first of the entries in Merge that were left out was.
 	Err error
 }
 
-// Commit carries out steps together, and writes the file once. Entries of other members that are newer than the book's own are in force even
-// if the file cannot be written: see Durable. A change is not made if the file cannot be written. changed reports whether the book has
-// changed.
+// Commit carries out steps together, and writes the file once. Entries of other members that are newer than the book's
+// own are in force even if the file cannot be written: see Durable. A change is not made if the file cannot be written.
+// changed reports whether the book has changed.
 func (b *Book) Commit(node string, steps ...*Step) (changed bool) {
 	b.change.Lock()
 	defer b.change.Unlock()
@@ -343,8 +346,9 @@ func (c *contents) of(policy string) (n sums) {
 	return n
 }
 
-// merge takes in the entries of another member that are newer than the book's own. The entries must be valid. known is the highest counter of
-// the book before the Commit. Entries whose counter is too high, or for which there is no room, are left out.
+// merge takes in the entries of another member that are newer than the book's own. The entries must be valid. known is
+// the highest counter of the book before the Commit. Entries whose counter is too high, or for which there is no room,
+// are left out.
 func (c *contents) merge(s *Step, known uint64) {
 	for _, one := range s.Merge {
 		e := &one

@@ -89,8 +89,8 @@ func TestBook(t *testing.T) {
 	expect.Equal(t, len(left), 1, "left behind: %v", left)
 }
 
-// TestUnwritable: what could not be written is not there, neither now nor after another start, and other members' entries are in
-// force and written later.
+// TestUnwritable: what could not be written is not there, neither now nor after another start, and other members'
+// entries are in force and written later.
 func TestUnwritable(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "data")
 	d := must.Value(OpenDirectory(directory))(t)
@@ -129,8 +129,8 @@ func TestUnwritable(t *testing.T) {
 	expect.True(t, !other.Durable(), "a book without a file is durable")
 }
 
-// TestMergeConverges: members that learn of the same changes in any order, any number of times and in any pages have the same entries:
-// the newest of each override, also where a member that lost its file has used a version twice.
+// TestMergeConverges: members that learn of the same changes in any order, any number of times and in any pages have
+// the same entries: the newest of each override, also where a member that lost its file has used a version twice.
 func TestMergeConverges(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for round := range 200 {
@@ -185,7 +185,8 @@ func overridesOf(policy string, n int) []Entry {
 	return entries
 }
 
-// TestBounds: a book takes no more than it may from operators, of a policy no more than it leaves free, and from members twice as much.
+// TestBounds: a book takes no more than it may from operators, of a policy no more than it leaves free, and from
+// members twice as much.
 func TestBounds(t *testing.T) {
 	b := mustOpen(t, "")
 	entries := overridesOf("login", 2*MaxOverrides+5)
@@ -223,7 +224,8 @@ func TestBounds(t *testing.T) {
 	expect.ErrorIs(t, err, ErrFull, "beyond all bytes")
 }
 
-// TestOldDeletionsAreForgotten: of too many deletions the newest are remembered, the same ones on all members, whatever they were told first.
+// TestOldDeletionsAreForgotten: of too many deletions the newest are remembered, the same ones on all members, whatever
+// they were told first.
 func TestOldDeletionsAreForgotten(t *testing.T) {
 	const n = MaxDeleted + 5000
 	entries := overridesOf("login", n)
@@ -254,7 +256,8 @@ func TestOldDeletionsAreForgotten(t *testing.T) {
 	}
 }
 
-// TestSizeOfAFile: no entry takes more of a file than it counts for, so that the largest book fits into a message and into maxFile.
+// TestSizeOfAFile: no entry takes more of a file than it counts for, so that the largest book fits into a message and
+// into maxFile.
 func TestSizeOfAFile(t *testing.T) {
 	all := string([]byte{0, 1, 9, 10, 31, 32, 34, 47, 92, 127}) + "<>&\u00e9\u2028\U0001F600"
 	empty := must.Value(encode(nil))(t)
@@ -271,7 +274,8 @@ func TestSizeOfAFile(t *testing.T) {
 		"the largest book does not fit into a message")
 }
 
-// TestInvalidEntries: what is not an entry is told from one, and the error names the field. Files and books of other members with one are rejected.
+// TestInvalidEntries: what is not an entry is told from one, and the error names the field. Files and books of other
+// members with one are rejected.
 func TestInvalidEntries(t *testing.T) {
 	good := Entry{ID: ID{Policy: "login", Key: "k"}, Version: Version{1, "n"}, Settings: `{"limit":1}`, At: epoch}
 	for field, change := range map[string]func(*Entry){
@@ -307,8 +311,8 @@ func TestInvalidEntries(t *testing.T) {
 	expect.True(t, err != nil, "the counter went on beyond its end")
 }
 
-// TestFarVersion: an entry of a member that lies about its version does not use up the counters of a book, an empty one's either, and so
-// freeze all changes.
+// TestFarVersion: an entry of a member that lies about its version does not use up the counters of a book, an empty
+// one's either, and so freeze all changes.
 func TestFarVersion(t *testing.T) {
 	for known := range uint64(2) {
 		b := mustOpen(t, "")
@@ -329,7 +333,8 @@ func TestFarVersion(t *testing.T) {
 	}
 }
 
-// TestFileErrors: a file that is not a book's is an error that names the file and the place, and nothing of it is taken.
+// TestFileErrors: a file that is not a book's is an error that names the file and the place, and nothing of it is
+// taken.
 func TestFileErrors(t *testing.T) {
 	const entry = `{"policy":"p","key":"k","settings":{"limit":1},"counter":1,"node":"n","at":"2026-01-01T00:00:00Z"}`
 	for name, c := range map[string]struct{ content, want string }{

@@ -55,8 +55,8 @@ type GossipKeysConfig struct {
 	Ask func(ctx context.Context, member ownership.Node, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error)
 	// Private reports whether messages between members are encrypted or stay on one host.
 	Private func() bool
-	// Record gets changes that were made or denied. Denied gets the address of a member that asked for a change in plain text, or without a
-	// gossip key.
+	// Record gets changes that were made or denied. Denied gets the address of a member that asked for a change in
+	// plain text, or without a gossip key.
 	Record func(auth.Event)
 	Denied func(from net.Addr, reason string)
 	Logger *slog.Logger
@@ -64,9 +64,10 @@ type GossipKeysConfig struct {
 
 // GossipKeys changes the keys that encrypt gossip. Its methods are safe for concurrent use.
 //
-// It changes keys in steps that cut no member off: a key is added on all members, then used, and the old key is removed once no member uses
-// it. Operators call for each step; when a member's key file changes, the member takes the steps itself (Follow). Keys are kept in memory: a
-// change by a call is lost when the process ends, unless the file has it as well.
+// It changes keys in steps that cut no member off: a key is added on all members, then used, and the old key is removed
+// once no member uses it. Operators call for each step; when a member's key file changes, the member takes the steps
+// itself (Follow). Keys are kept in memory: a change by a call is lost when the process ends, unless the file has it as
+// well.
 type GossipKeys struct {
 	weirv1.UnimplementedAdminServer
 	cfg   GossipKeysConfig
@@ -119,7 +120,8 @@ func (k *GossipKeys) changeOwn(req *weirv1.GossipKeysRequest) *weirv1.MemberKeys
 	return out
 }
 
-// all has every member carry out one step and return its keys, in order of name. A member that does not answer has an Error.
+// all has every member carry out one step and return its keys, in order of name. A member that does not answer has an
+// Error.
 func (k *GossipKeys) all(ctx context.Context, req *weirv1.GossipKeysRequest) []*weirv1.MemberKeys {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -145,7 +147,8 @@ func (k *GossipKeys) all(ctx context.Context, req *weirv1.GossipKeysRequest) []*
 	return all
 }
 
-// proofHeader has the proof that a step comes from a node that has a gossip key. A node's certificate alone does not allow it to add one.
+// proofHeader has the proof that a step comes from a node that has a gossip key. A node's certificate alone does not
+// allow it to add one.
 const proofHeader = "weir-gossip-proof-bin"
 
 // textOf returns the text that is proven: the step, and the process that is to carry it out.
@@ -159,8 +162,8 @@ func (k *GossipKeys) proven(ctx context.Context, req *weirv1.GossipKeysRequest) 
 	return len(header) == 1 && k.cfg.Ring.Proven(textOf(k.cfg.Self, req), []byte(header[0]))
 }
 
-// objection returns which member stands against a step with a key, or does not answer; empty: none. A key may be used once every member has
-// it, and removed once no member uses it.
+// objection returns which member stands against a step with a key, or does not answer; empty: none. A key may be used
+// once every member has it, and removed once no member uses it.
 func objection(all []*weirv1.MemberKeys, step weirv1.KeyAction, id string) string {
 	has := func(k *weirv1.GossipKey) bool { return k.Id == id }
 	uses := func(k *weirv1.GossipKey) bool { return k.Id == id && k.Used }
@@ -304,10 +307,10 @@ func (p peers) Apply(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv
 	return keys, nil
 }
 
-// Follow brings this member's keys to what its file says, whenever changed gets a value, until ctx ends. Members' files change at different
-// times, so it takes steps that cut no member off: it adds new keys at once; it uses the first key of the file once every member has it; it
-// removes keys that are no longer in the file once no member uses them. A key that was removed and that an operator adds again is not the
-// file's, and stays.
+// Follow brings this member's keys to what its file says, whenever changed gets a value, until ctx ends. Members' files
+// change at different times, so it takes steps that cut no member off: it adds new keys at once; it uses the first key
+// of the file once every member has it; it removes keys that are no longer in the file once no member uses them. A key
+// that was removed and that an operator adds again is not the file's, and stays.
 func (k *GossipKeys) Follow(ctx context.Context, changed <-chan struct{}) {
 	ours := make(map[string]bool) // keys of the file, and keys that it had and that are to be removed
 	note := func(file [][]byte) {

@@ -224,8 +224,8 @@ func TestStrangers(t *testing.T) {
 	expect.Equal(t, status.Code(err), codes.FailedPrecondition, "an operator asks one without gossip: %v", err)
 }
 
-// TestFollow: members whose files change at different times, one of them while it cannot be asked, end with the keys of the files, and
-// none is cut off on the way.
+// TestFollow: members whose files change at different times, one of them while it cannot be asked, end with the keys of
+// the files, and none is cut off on the way.
 func TestFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork(t, "a", "b", "c")

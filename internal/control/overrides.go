@@ -192,8 +192,8 @@ func (s *Overrides) change(ctx context.Context, e Entry) (*weirv1.OverrideChange
 	return out, nil
 }
 
-// made makes a change once this member's book has been compared with those of all others. Before that the book may lack their entries, so the
-// change could get too low a version, and lose.
+// made makes a change once this member's book has been compared with those of all others. Before that the book may lack
+// their entries, so the change could get too low a version, and lose.
 func (s *Overrides) made(ctx context.Context, e Entry) (Step, error) {
 	unavailable := func(why string) error {
 		return limit.NewError(limit.Unavailable, "", "the override was not changed, because this node "+why)

@@ -70,8 +70,9 @@ type fileEntry struct {
 	At       time.Time      `json:"at"`
 }
 
-// OpenDirectory opens a data directory, and makes it if necessary. It locks it for this node until the Closer is closed. It fails if no file
-// can be written there, or if another node has locked it. It removes temporary files of an earlier process.
+// OpenDirectory opens a data directory, and makes it if necessary. It locks it for this node until the Closer is
+// closed. It fails if no file can be written there, or if another node has locked it. It removes temporary files of an
+// earlier process.
 func OpenDirectory(name string) (_ io.Closer, err error) {
 	if err := os.MkdirAll(name, 0o700); err != nil {
 		return nil, err
@@ -122,8 +123,8 @@ func load(name string) ([]Entry, error) {
 	return entries, err
 }
 
-// parse parses a file, or the book of another member. Its errors begin with name and the place: line and column, or the number of the
-// override.
+// parse parses a file, or the book of another member. Its errors begin with name and the place: line and column, or the
+// number of the override.
 func parse(name string, data []byte) ([]Entry, error) {
 	var body fileBody
 	if err := json.Unmarshal(data, &body, json.RejectUnknownMembers(true)); err != nil {

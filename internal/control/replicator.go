@@ -129,8 +129,8 @@ func (r *Replicator) awaitMet(ctx context.Context) (met bool) {
 	return true
 }
 
-// Unequal returns the number of other members whose books are not known to equal this one. With never, it returns the number of those that
-// were never compared.
+// Unequal returns the number of other members whose books are not known to equal this one. With never, it returns the
+// number of those that were never compared.
 func (r *Replicator) Unequal(never bool) (n int) {
 	own := r.cfg.Book.Digest()
 	r.mu.Lock()
@@ -180,8 +180,8 @@ func (r *Replicator) due() (list []ownership.Node) {
 	return list
 }
 
-// commit has the book carry out a step, together with others that wait, and puts the book into force. Commits are rare, however many changes
-// there are, because each one writes the file and compiles the policies, on every member.
+// commit has the book carry out a step, together with others that wait, and puts the book into force. Commits are rare,
+// however many changes there are, because each one writes the file and compiles the policies, on every member.
 func (r *Replicator) commit(step Step) *pending {
 	p := &pending{Step: step}
 	r.mu.Lock()

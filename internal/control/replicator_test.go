@@ -181,8 +181,8 @@ func TestFieldsOfAnswers(t *testing.T) {
 	}
 }
 
-// TestReplicator: all members are notified of a change; what they could not be told, and what others changed meanwhile, comes once the
-// members reach each other; and members that are equal leave each other alone.
+// TestReplicator: all members are notified of a change; what they could not be told, and what others changed meanwhile,
+// comes once the members reach each other; and members that are equal leave each other alone.
 func TestReplicator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeCluster(t, 3)
@@ -230,8 +230,8 @@ func TestReplicator(t *testing.T) {
 	})
 }
 
-// TestTwoOperatorsAtOnce: of two changes of an override through two nodes at a time one counts. The answer to the other does not say that it
-// is in force, and shows what is.
+// TestTwoOperatorsAtOnce: of two changes of an override through two nodes at a time one counts. The answer to the other
+// does not say that it is in force, and shows what is.
 func TestTwoOperatorsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeCluster(t, 3)
@@ -285,7 +285,8 @@ func TestTwoOperatorsAtOnce(t *testing.T) {
 	})
 }
 
-// TestChangeBeforeBooksAreCompared: a node that has just started changes nothing before it knows what the others have, and then it changes that.
+// TestChangeBeforeBooksAreCompared: a node that has just started changes nothing before it knows what the others have,
+// and then it changes that.
 func TestChangeBeforeBooksAreCompared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeCluster(t, 3)
@@ -329,7 +330,8 @@ func kindOf(err error) limit.Kind {
 	return 0
 }
 
-// TestInForceWhenAnswered: a member answers that it has a change once that is in force, also when another one has notified it of the same.
+// TestInForceWhenAnswered: a member answers that it has a change once that is in force, also when another one has
+// notified it of the same.
 func TestInForceWhenAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeCluster(t, 2)
@@ -355,8 +357,8 @@ func TestInForceWhenAnswered(t *testing.T) {
 	})
 }
 
-// TestChangesAreCoalesced: however fast operators change an override, the file is written and policies are compiled ten times a second at
-// most, on all members, and each change is answered.
+// TestChangesAreCoalesced: however fast operators change an override, the file is written and policies are compiled ten
+// times a second at most, on all members, and each change is answered.
 func TestChangesAreCoalesced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeCluster(t, 2)
@@ -438,7 +440,8 @@ func (h hostile) Pull(context.Context, ownership.Node, *peerv1.PullOverridesRequ
 	return h.answer, nil
 }
 
-// TestHostileBooks: whatever another member answers, nothing of it is taken that is not the book of a member, and books that differ are not equal.
+// TestHostileBooks: whatever another member answers, nothing of it is taken that is not the book of a member, and books
+// that differ are not equal.
 func TestHostileBooks(t *testing.T) {
 	digest := make([]byte, len(Digest{}))
 	digest[0] = 1
@@ -478,7 +481,8 @@ func TestBookOfManyParts(t *testing.T) {
 	}
 }
 
-// TestDeletionIsInForce: a deletion is said to be in force where there is no override, also where deletions were forgotten.
+// TestDeletionIsInForce: a deletion is said to be in force where there is no override, also where deletions were
+// forgotten.
 func TestDeletionIsInForce(t *testing.T) {
 	deletion := Entry{ID: ID{Policy: "p", Key: "k"}, Version: Version{5, "n"}, At: epoch}
 	later := deletion

@@ -40,8 +40,8 @@ type SecretsConfig struct {
 	Days      int      // validity of certificates in days, 1 to 3650; that of authorities is ten times as long
 }
 
-// Validate returns what is wrong with a configuration. The error begins with the name of the setting: namespace, service, peer-tls-name or
-// days.
+// Validate returns what is wrong with a configuration. The error begins with the name of the setting: namespace,
+// service, peer-tls-name or days.
 func (c *SecretsConfig) Validate() error {
 	for _, name := range []struct{ setting, value string }{{"namespace", c.Namespace}, {"service", c.Service}, {"peer-tls-name", c.PeerName}} {
 		if name.value == "" || strings.ContainsAny(name.value, "/ \"\n") {
@@ -74,11 +74,12 @@ type secretFile struct {
 // WriteSecrets returns an error that wraps ErrExists if one of the files exists.
 var ErrExists = errors.New("is there already")
 
-// WriteSecrets makes a set of secrets, valid from now on, in a directory, in files that only their owner may read. It returns the names of the
-// files. Unless overwrite is set, it writes nothing if one of them exists. The configuration must be valid.
+// WriteSecrets makes a set of secrets, valid from now on, in a directory, in files that only their owner may read. It
+// returns the names of the files. Unless overwrite is set, it writes nothing if one of them exists. The configuration
+// must be valid.
 //
-// The secrets are authorities, certificates, tokens with their access file, a gossip key and the cluster's secret. WriteSecrets neither keeps
-// nor renews any of an earlier set.
+// The secrets are authorities, certificates, tokens with their access file, a gossip key and the cluster's secret.
+// WriteSecrets neither keeps nor renews any of an earlier set.
 func WriteSecrets(directory string, c SecretsConfig, now time.Time, overwrite bool) ([]string, error) {
 	files, err := c.make(now)
 	if err != nil {
@@ -194,7 +195,8 @@ func (c *SecretsConfig) newAuthority(name string, names []string, now time.Time,
 	return a, err
 }
 
-// sign makes a certificate of the template and its key. The authority signs it; an authority that has no key yet signs itself.
+// sign makes a certificate of the template and its key. The authority signs it; an authority that has no key yet signs
+// itself.
 func (a *authority) sign(template *x509.Certificate, now time.Time, days int) (cert, key []byte, err error) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

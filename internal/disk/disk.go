@@ -1,12 +1,13 @@
-// Package disk keeps the counters of persistent policies on disk. To the ownership core, a Disk is a follower, like the process with a copy:
-// it takes the blocks of the core's log (ownership.Block), writes them, and confirms them once they are synced.
+// Package disk keeps the counters of persistent policies on disk. To the ownership core, a Disk is a follower, like the
+// process with a copy: it takes the blocks of the core's log (ownership.Block), writes them, and confirms them once
+// they are synced.
 //
-// The path of a block: Send queues it → run takes the queue → Write (log.go) writes its entries with one sync, and returns the confirmation →
-// deliver. Restore (log.go) reads everything back when the node starts.
+// The path of a block: Send queues it → run takes the queue → Write (log.go) writes its entries with one sync, and
+// returns the confirmation → deliver. Restore (log.go) reads everything back when the node starts.
 //
-// Each partition has a log on the disk: a whole copy, and the changes after it. When the changes outgrow the copy, the disk refuses an entry,
-// so that the core sends a new copy. The batch that completes the new copy deletes the old log. So what the disk has of a partition is always
-// a prefix of what was sent, and contains a whole copy.
+// Each partition has a log on the disk: a whole copy, and the changes after it. When the changes outgrow the copy, the
+// disk refuses an entry, so that the core sends a new copy. The batch that completes the new copy deletes the old log.
+// So what the disk has of a partition is always a prefix of what was sent, and contains a whole copy.
 package disk
 
 import (
@@ -60,11 +61,12 @@ type head struct {
 	Key     []byte   // see Disk.Key
 }
 
-// Disk is an open directory of counters. Its methods are safe for concurrent use, except Restore, which must be called first.
+// Disk is an open directory of counters. Its methods are safe for concurrent use, except Restore, which must be called
+// first.
 //
-// The disk's clock dates entries. While the host stays booted it runs with the boot clock, whether or not a node runs. From one boot to the
-// next it stands still, because wall clocks are not compared. So an entry never seems older than it is, and seems younger by the time between
-// the boots.
+// The disk's clock dates entries. While the host stays booted it runs with the boot clock, whether or not a node runs.
+// From one boot to the next it stands still, because wall clocks are not compared. So an entry never seems older than
+// it is, and seems younger by the time between the boots.
 type Disk struct {
 	cfg  Config
 	db   *pebble.DB
@@ -122,8 +124,8 @@ func Open(cfg Config) (_ *Disk, err error) {
 		// A reservation's id is enough to end it, and the engine makes files that all users may read.
 		err = os.Chmod(dir, 0o700)
 	}
-	// The engine gives the first log of a new directory an older format, in which it takes damage for the end of the log. Opened again, it
-	// uses the newer one.
+	// The engine gives the first log of a new directory an older format, in which it takes damage for the end of the
+	// log. Opened again, it uses the newer one.
 	if fresh && err == nil {
 		if err = d.db.Close(); err == nil {
 			d.db, err = d.engine(dir, options())
@@ -152,7 +154,8 @@ func (d *Disk) named(err error) error {
 	return fmt.Errorf("%s: %w", filepath.Join(d.cfg.Dir, Folder), err)
 }
 
-// engine opens the engine. On a full disk the engine repeats a write of its log without end; then engine returns, and leaves the engine to it.
+// engine opens the engine. On a full disk the engine repeats a write of its log without end; then engine returns, and
+// leaves the engine to it.
 func (d *Disk) engine(dir string, options *pebble.Options) (*pebble.DB, error) {
 	type result struct {
 		db  *pebble.DB
@@ -284,7 +287,8 @@ func (d *Disk) Send(b *ownership.Block) {
 	d.wake.Set()
 }
 
-// clockEvery is how often the disk's clock is written if nothing else is. After a boot the clock goes on from the last written value.
+// clockEvery is how often the disk's clock is written if nothing else is. After a boot the clock goes on from the last
+// written value.
 const clockEvery = 10 * time.Second
 
 func (d *Disk) run() {

@@ -246,7 +246,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestWriteErrors: a disk that cannot be written says so once, confirms nothing more, and what it confirmed before is there.
+// TestWriteErrors: a disk that cannot be written says so once, confirms nothing more, and what it confirmed before is
+// there.
 func TestWriteErrors(t *testing.T) {
 	for _, bad := range []error{syscall.ENOSPC, syscall.EIO} {
 		mem := vfs.NewCrashableMem()
@@ -358,7 +359,8 @@ func TestTableDamage(t *testing.T) {
 	t.Logf("%d flips of %d are told", told, 16*len(files))
 }
 
-// TestClockBehind: under a clock that is behind what was written on the same boot, entries are as old as they were, and age from then on.
+// TestClockBehind: under a clock that is behind what was written on the same boot, entries are as old as they were, and
+// age from then on.
 func TestClockBehind(t *testing.T) {
 	r := newRig(t, vfs.NewMem()).open()
 	r.start()

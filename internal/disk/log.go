@@ -11,8 +11,9 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// An entry's key has its partition and its number; numbers rise. Its value is a byte of flags; then, as varints, the entry's position (term
-// and attachment), its instant by the disk's clock and, with flagBegin, the origin of the content; then the chunk.
+// An entry's key has its partition and its number; numbers rise. Its value is a byte of flags; then, as varints, the
+// entry's position (term and attachment), its instant by the disk's clock and, with flagBegin, the origin of the
+// content; then the chunk.
 const (
 	flagMore     = 1 << iota // the chunk goes on in the next entry
 	flagBegin                // the first entry of a whole copy
@@ -32,8 +33,8 @@ func entryKey(p int, number uint64) []byte {
 	return binary.BigEndian.AppendUint64(key, number)
 }
 
-// Write writes blocks with one sync, and returns the confirmation; nil: nothing is confirmed. run calls it, and so do tests that have a clock
-// of their own.
+// Write writes blocks with one sync, and returns the confirmation; nil: nothing is confirmed. run calls it, and so do
+// tests that have a clock of their own.
 func (d *Disk) Write(blocks []*ownership.Block) *ownership.BlockAck {
 	batch := d.db.NewBatch()
 	defer func() { _ = batch.Close() }() // it has been applied, or the disk has failed
@@ -151,7 +152,8 @@ type Copy struct {
 	Chunks []Chunk
 }
 
-// Restore calls take with the content of each partition. It fails with take's error, or if the disk is damaged. Its errors name the directory.
+// Restore calls take with the content of each partition. It fails with take's error, or if the disk is damaged. Its
+// errors name the directory.
 func (d *Disk) Restore(take func(Copy) error) error {
 	it, err := d.db.NewIter(&pebble.IterOptions{LowerBound: []byte{'p'}, UpperBound: []byte{'p' + 1}})
 	if err != nil {
@@ -206,8 +208,9 @@ func (d *Disk) end(r *restoring, take func(Copy) error) error {
 
 // restoring is the log of one partition while it is read.
 //
-// The node may have stopped while a new copy was written. The entries of the new copy have whole states, which are newer than those of the old
-// log, so they are applied on top of it. The position stays that of the old log, because the new copy is not complete.
+// The node may have stopped while a new copy was written. The entries of the new copy have whole states, which are
+// newer than those of the old log, so they are applied on top of it. The position stays that of the old log, because
+// the new copy is not complete.
 type restoring struct {
 	partition int
 	log       *diskLog

@@ -1,9 +1,10 @@
 // Package fairshare divides a number of places among callers, so that no caller takes all of them.
 //
-// While at most half of the places are taken, a caller may take any number, and only their sum is counted. Beyond that, a caller may have no
-// more of the other places than are free. One caller that takes all that it gets leaves a quarter of all places free. If n callers take one
-// place at a time, they leave as many free as each of them has of the second half. These are the dynamic thresholds of Choudhury and Hahne,
-// "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2), 1998, with a factor of 1.
+// While at most half of the places are taken, a caller may take any number, and only their sum is counted. Beyond that,
+// a caller may have no more of the other places than are free. One caller that takes all that it gets leaves a quarter
+// of all places free. If n callers take one place at a time, they leave as many free as each of them has of the second
+// half. These are the dynamic thresholds of Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+// packet switches", IEEE/ACM Transactions on Networking 6(2), 1998, with a factor of 1.
 //
 // No caller is sure of a number of places, and places are not taken back.
 package fairshare

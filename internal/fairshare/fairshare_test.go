@@ -9,8 +9,8 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 )
 
-// TestNobodyTakesAll: whoever takes whatever they get, in whatever pieces, leaves a quarter for those who come later; several leave
-// some; and all that is given back is there again.
+// TestNobodyTakesAll: whoever takes whatever they get, in whatever pieces, leaves a quarter for those who come later;
+// several leave some; and all that is given back is there again.
 func TestNobodyTakesAll(t *testing.T) {
 	const most = 1000
 	for greedy := 1; greedy <= 9; greedy++ {
@@ -45,7 +45,8 @@ func TestNobodyTakesAll(t *testing.T) {
 	}
 }
 
-// TestOneCallerHasHalf: who is alone has all until half of the places are taken, and a name is needed to be held to a share.
+// TestOneCallerHasHalf: who is alone has all until half of the places are taken, and a name is needed to be held to a
+// share.
 func TestOneCallerHasHalf(t *testing.T) {
 	p := New(10)
 	got := p.Take("a", 5)

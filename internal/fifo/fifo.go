@@ -1,5 +1,5 @@
-// Package fifo has two ways to pass items from one goroutine to another: a [Queue] in one array that is reused, and a [Signal] that wakes its
-// reader. There may be fewer wake-ups than items, so the reader must look at all items.
+// Package fifo has two ways to pass items from one goroutine to another: a [Queue] in one array that is reused, and a
+// [Signal] that wakes its reader. There may be fewer wake-ups than items, so the reader must look at all items.
 package fifo
 
 import "slices"
@@ -7,9 +7,9 @@ import "slices"
 // keep is how many items an empty Queue keeps room for.
 const keep = 4096
 
-// Queue holds items in the order in which they came. The zero value is an empty Queue. It is not safe for concurrent use, and does not bound
-// its items: its owner must do both. Pop moves the head forward, and items move to the front of the array only when there is no room behind
-// the newest.
+// Queue holds items in the order in which they came. The zero value is an empty Queue. It is not safe for concurrent
+// use, and does not bound its items: its owner must do both. Pop moves the head forward, and items move to the front of
+// the array only when there is no room behind the newest.
 type Queue[T any] struct {
 	items []T // from head on
 	head  int

@@ -1,6 +1,7 @@
 package fifo
 
-// Signal wakes the goroutine that receives from it. It holds a token when there may be something to do. It is safe for concurrent use.
+// Signal wakes the goroutine that receives from it. It holds a token when there may be something to do. It is safe for
+// concurrent use.
 type Signal chan struct{}
 
 // NewSignal returns a Signal that is not set.

@@ -12,8 +12,8 @@ type Part[K, N comparable] struct {
 	loan *loan[K, N]
 }
 
-// TakeAll is Take for several keys, which may repeat: it admits all parts or none. It holds the lock under which reports are made, so that no
-// report counts units as spent that TakeAll puts back: spent and returned must never fall.
+// TakeAll is Take for several keys, which may repeat: it admits all parts or none. It holds the lock under which
+// reports are made, so that no report counts units as spent that TakeAll puts back: spent and returned must never fall.
 func (b *Book[K, N]) TakeAll(parts []Part[K, N], now func() int64) (ok bool) {
 	if b.closed.Load() || len(parts) == 0 {
 		return false

@@ -15,8 +15,9 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestTakeAll takes of two loans at once, from many goroutines, and more often in vain than not, while others take of one of them and reports
-// are made and answered: what is reported spent never becomes less, and is in the end what was admitted, of both the same but for those others.
+// TestTakeAll takes of two loans at once, from many goroutines, and more often in vain than not, while others take of
+// one of them and reports are made and answered: what is reported spent never becomes less, and is in the end what was
+// admitted, of both the same but for those others.
 func TestTakeAll(t *testing.T) {
 	b := newBook(func() {})
 	var clock atomic.Int64
@@ -141,7 +142,8 @@ func TestTakeAllIsUntold(t *testing.T) {
 	}
 }
 
-// A clock goes on while the machine is suspended, and whatever is done to the wall clock it never runs slower than the monotonic one.
+// A clock goes on while the machine is suspended, and whatever is done to the wall clock it never runs slower than the
+// monotonic one.
 func TestClock(t *testing.T) {
 	const ms = int64(time.Millisecond)
 	c := NewClock(5*ms, 1000*ms)
@@ -163,8 +165,8 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// BenchmarkMissed is what a check costs that an owner has admitted, of keys asked all alike by 300,000 checks a second: nothing to lend. The
-// keys are as few as the caches hold, for who asks about one has just looked at it.
+// BenchmarkMissed is what a check costs that an owner has admitted, of keys asked all alike by 300,000 checks a second:
+// nothing to lend. The keys are as few as the caches hold, for who asks about one has just looked at it.
 func BenchmarkMissed(b *testing.B) {
 	names := make([]string, 1<<14)
 	for i := range names {

@@ -1,11 +1,13 @@
-// Package lend answers checks on a node or client in place of the owner of their key. [Book] is the borrower's side of loans (algo.Loans): it
-// admits from the loans that it has, finds which keys are worth a loan, and makes the reports to the owners. [Refusals] remembers refusals, so
-// that a check that would be refused again is answered without asking the owner.
+// Package lend answers checks on a node or client in place of the owner of their key. [Book] is the borrower's side of
+// loans (algo.Loans): it admits from the loans that it has, finds which keys are worth a loan, and makes the reports to
+// the owners. [Refusals] remembers refusals, so that a check that would be refused again is answered without asking the
+// owner.
 //
-// The package sends nothing and reads no clock of its own; only Run and Return wait. If a key has no loan, the caller asks the owner. The
-// owner holds each unit for longer than the Book spends it, if the caller sends what Report returns at once, passes Answered the instant at
-// which it called Report, and the rates of the two clocks differ by no more than 2 per mille. Refusals holds a fixed number of refusals; a
-// check whose refusal it has dropped goes to the owner again.
+// The package sends nothing and reads no clock of its own; only Run and Return wait. If a key has no loan, the caller
+// asks the owner. The owner holds each unit for longer than the Book spends it, if the caller sends what Report returns
+// at once, passes Answered the instant at which it called Report, and the rates of the two clocks differ by no more
+// than 2 per mille. Refusals holds a fixed number of refusals; a check whose refusal it has dropped goes to the owner
+// again.
 package lend
 
 import (
@@ -24,15 +26,16 @@ import (
 
 // The life of a loan:
 //
-//	Missed    counts a check that goes to the owner. A key with often such checks within interval gets a loan, which has no units yet
+//	Missed    counts a check that goes to the owner. A key with often such checks within interval gets a loan, which has
+//	          no units yet
 //	Report    returns what the caller must send: totals, and how many units the borrower wants
 //	Answered  takes in the owner's answer: units and a deadline, or that the owner lends none
 //	Take      admits a check: one compare-and-swap on the units that are left, then one reading of the clock
 //	Recalled  gives up the units that are left, because the owner needs them
 //
-// Rules: a unit is left, spent or returned; spent and returned only grow. The deadline counts from when the report was sent, not from when its
-// answer came. Take reads the clock after it has taken the units, so that no unit is spent after the deadline, however long a goroutine stands
-// still between two steps.
+// Rules: a unit is left, spent or returned; spent and returned only grow. The deadline counts from when the report was
+// sent, not from when its answer came. Take reads the clock after it has taken the units, so that no unit is spent
+// after the deadline, however long a goroutine stands still between two steps.
 
 const (
 	// Tick is the longest time between two calls of Report while there are loans.
@@ -40,8 +43,8 @@ const (
 	// A key is worth a loan if callers ask for it often times within interval.
 	often    = 16
 	interval = 100 * time.Millisecond
-	// Of the questions (calls of Missed for keys without a loan) one in sampled is counted, or fewer, so that about samples are counted within
-	// interval. A key gets a loan only if at least fewest of its questions were counted.
+	// Of the questions (calls of Missed for keys without a loan) one in sampled is counted, or fewer, so that about
+	// samples are counted within interval. A key gets a loan only if at least fewest of its questions were counted.
 	sampled = 4
 	samples = 2048
 	fewest  = often / sampled
@@ -56,9 +59,9 @@ const (
 	forgotten = time.Second
 	// apart is the shortest time between two reports about a key, unless the loan was recalled or callers wait.
 	apart = 20 * time.Millisecond
-	// perTerm is how often a loan with enough left is reported within its term, but no more often than once a Tick. The owner dates spent
-	// units by their report, so later reports would charge them later. Loans with the same term are reported together, so that they share
-	// messages and copies.
+	// perTerm is how often a loan with enough left is reported within its term, but no more often than once a Tick. The
+	// owner dates spent units by their report, so later reports would charge them later. Loans with the same term are
+	// reported together, so that they share messages and copies.
 	perTerm = 4
 	// burst is the shortest time over which demand is measured.
 	burst = time.Millisecond
@@ -66,12 +69,13 @@ const (
 	Patience = 10 * time.Millisecond
 	// A report without an answer is repeated after unanswered.
 	unanswered = 200 * time.Millisecond
-	// A report that no node took in is repeated after soon, and after twice as long each time up to Tick. A key without a holder soon has one.
+	// A report that no node took in is repeated after soon, and after twice as long each time up to Tick. A key without
+	// a holder soon has one.
 	soon = 5 * time.Millisecond
 )
 
-// Admit fills in a Decision that admits n units from a loan, under the terms of the owner's last answer. left is what the loan has left after
-// that. Admit leaves the Decision's other fields as they are.
+// Admit fills in a Decision that admits n units from a loan, under the terms of the owner's last answer. left is what
+// the loan has left after that. Admit leaves the Decision's other fields as they are.
 func Admit(d *limit.Decision, t *limit.Lent, n, left int64) {
 	d.Allowed, d.Granted = true, n
 	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
@@ -86,8 +90,8 @@ func Admit(d *limit.Decision, t *limit.Lent, n, left int64) {
 	}
 }
 
-// Lendable reports whether a loan could have made this Decision of an owner. The caller must call Book.Missed for each check with such a
-// Decision.
+// Lendable reports whether a loan could have made this Decision of an owner. The caller must call Book.Missed for each
+// check with such a Decision.
 func Lendable(d *limit.Decision) bool {
 	return d.Allowed && !d.FailedOpen && !d.Shadow && !d.Degraded && d.Limit > 0
 }
@@ -95,8 +99,8 @@ func Lendable(d *limit.Decision) bool {
 // Report is a report of a loan to the owner of its key. Totals, Known and Want are those of algo.Loans.
 type Report[K, N comparable] struct {
 	Key K
-	// Node is the node to send the report to: the one that answered the last report, or, if a node did not take the last report in, the holder
-	// that it named. The zero value: the node that the caller believes to be the holder.
+	// Node is the node to send the report to: the one that answered the last report, or, if a node did not take the
+	// last report in, the holder that it named. The zero value: the node that the caller believes to be the holder.
 	Node   N
 	Number uint64
 	Totals algo.Totals
@@ -104,17 +108,18 @@ type Report[K, N comparable] struct {
 	Want   int64
 }
 
-// Answer is the answer to the Report with the same Number. For a report that could not be sent, or that the node did not take in, the caller
-// makes an Answer that is Unheard.
+// Answer is the answer to the Report with the same Number. For a report that could not be sent, or that the node did
+// not take in, the caller makes an Answer that is Unheard.
 type Answer[N comparable] struct {
 	Number uint64
 	limit.Lent
-	// From is the node that answered. To is the node that decides for the key, according to an Unheard answer. The zero value: not known.
+	// From is the node that answered. To is the node that decides for the key, according to an Unheard answer. The zero
+	// value: not known.
 	From, To N
 }
 
-// Book has the loans of one borrower, by key K; it reports them to nodes N. Its methods are safe for concurrent use. Instants are nanoseconds
-// of a clock that never runs backwards and goes on while the machine is suspended (see Clock).
+// Book has the loans of one borrower, by key K; it reports them to nodes N. Its methods are safe for concurrent use.
+// Instants are nanoseconds of a clock that never runs backwards and goes on while the machine is suspended (see Clock).
 type Book[K, N comparable] struct {
 	wake   func()
 	random func() uint32
@@ -133,7 +138,8 @@ type Book[K, N comparable] struct {
 	byNumber map[uint64]*loan[K, N]
 }
 
-// questions are the counted questions of an interval: their number, and their number by hash of the key. Each counts as every questions.
+// questions are the counted questions of an interval: their number, and their number by hash of the key. Each counts as
+// every questions.
 type questions struct {
 	all int64
 	of  map[uint64]int64
@@ -141,7 +147,8 @@ type questions struct {
 
 // loan is one key's loan. It has no units until an owner has answered a report.
 type loan[K, N comparable] struct {
-	// The words that Take changes have a cache line of their own, so that the words that it only reads stay in every processor's cache.
+	// The words that Take changes have a cache line of their own, so that the words that it only reads stay in every
+	// processor's cache.
 	left  atomic.Int64
 	extra atomic.Int64 // units spent beyond one for each check; counted before they are taken
 	_     [48]byte
@@ -180,8 +187,8 @@ type loan[K, N comparable] struct {
 	again             int64         // no report is made before this instant
 }
 
-// NewBook returns an empty Book. Take and Missed call wake when the caller should call Report soon; wake must return at once. random draws the
-// sample of questions that are counted; nil: rand.Uint32. The Book calls both concurrently.
+// NewBook returns an empty Book. Take and Missed call wake when the caller should call Report soon; wake must return at
+// once. random draws the sample of questions that are counted; nil: rand.Uint32. The Book calls both concurrently.
 func NewBook[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 	if random == nil {
 		random = rand.Uint32
@@ -195,9 +202,9 @@ func NewBook[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 	return b
 }
 
-// Take admits n units, at least 1, from the loan of a key, and returns how many units are left. If there is no loan, or it has fewer units
-// left, or its deadline is over, ok is false and nothing was admitted. Take reads now after it has taken the units, so that none is spent
-// after the deadline.
+// Take admits n units, at least 1, from the loan of a key, and returns how many units are left. If there is no loan, or
+// it has fewer units left, or its deadline is over, ok is false and nothing was admitted. Take reads now after it has
+// taken the units, so that none is spent after the deadline.
 func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *limit.Lent, left int64, ok bool) {
 	l := (*b.loans.Load())[k]
 	if l == nil || b.closed.Load() {
@@ -256,9 +263,9 @@ func (b *Book[K, N]) stir(l *loan[K, N]) {
 	}
 }
 
-// Missed counts a check of n units for which the owner is asked, because Take did not admit it. It reads the clock only for keys with a loan
-// and for questions in the sample. If the Book stores the key, it stores keep(k), such as a copy of a string that is part of a larger message.
-// Nil: k itself.
+// Missed counts a check of n units for which the owner is asked, because Take did not admit it. It reads the clock only
+// for keys with a loan and for questions in the sample. If the Book stores the key, it stores keep(k), such as a copy
+// of a string that is part of a larger message. Nil: k itself.
 func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	if l := (*b.loans.Load())[k]; l != nil {
 		l.missed.Add(n)
@@ -293,8 +300,9 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	b.wake()
 }
 
-// countLocked counts n questions of a key. It returns how many questions of this interval and the last one concern the key, and how many there
-// are. Keys with equal hashes are counted together; at worst a key gets a loan that is not used.
+// countLocked counts n questions of a key. It returns how many questions of this interval and the last one concern the
+// key, and how many there are. Keys with equal hashes are counted together; at worst a key gets a loan that is not
+// used.
 func (b *Book[K, N]) countLocked(k K, n int64) (of, all int64) {
 	hash := maphash.Comparable(b.seed, k)
 	now, before := &b.seen[0], &b.seen[1]
@@ -327,9 +335,9 @@ func (b *Book[K, N]) turnLocked(now int64) {
 	b.turned = now
 }
 
-// Pending is for a caller that would rather wait for a loan than ask the owner. It returns a channel that is closed when the owner has
-// answered a report that may bring the n units that Take did not have. It returns nil if the caller should ask the owner: no units are about
-// to be lent, or they take too long.
+// Pending is for a caller that would rather wait for a loan than ask the owner. It returns a channel that is closed
+// when the owner has answered a report that may bring the n units that Take did not have. It returns nil if the caller
+// should ask the owner: no units are about to be lent, or they take too long.
 func (b *Book[K, N]) Pending(k K, n, now int64) <-chan struct{} {
 	l := (*b.loans.Load())[k]
 	if l == nil || now < l.after.Load()-int64(Patience)/2 || b.closed.Load() {
@@ -359,8 +367,8 @@ func (l *loan[K, N]) answeredLocked() {
 	}
 }
 
-// renewLocked replaces a loan that is over by a new one for the same key. A Take of the old loan at this moment finds that its deadline is
-// over.
+// renewLocked replaces a loan that is over by a new one for the same key. A Take of the old loan at this moment finds
+// that its deadline is over.
 func (b *Book[K, N]) renewLocked(old *loan[K, N]) *loan[K, N] {
 	old.deadline.Store(0)
 	old.answeredLocked()
@@ -391,7 +399,8 @@ func (b *Book[K, N]) replaceLocked(change func(map[K]*loan[K, N])) {
 	b.loans.Store(&m)
 }
 
-// giveBack returns the units that are left of a loan, and those of granted, the owner's total, that this Book has not taken in yet.
+// giveBack returns the units that are left of a loan, and those of granted, the owner's total, that this Book has not
+// taken in yet.
 func (l *loan[K, N]) giveBack(granted int64) {
 	more := max(min(granted, algo.MaxLimit)-l.granted, 0)
 	l.granted += more
@@ -400,8 +409,8 @@ func (l *loan[K, N]) giveBack(granted int64) {
 
 func (l *loan[K, N]) totals() algo.Totals {
 	spent := l.granted - l.returned - l.left.Load()
-	// extra is read after left, so that it has the extra units of every check that is part of spent; it may also have those of a Take that
-	// fails.
+	// extra is read after left, so that it has the extra units of every check that is part of spent; it may also have
+	// those of a Take that fails.
 	l.checks = max(l.checks, spent-l.extra.Load())
 	return algo.Totals{Granted: l.granted, Spent: spent, Returned: l.returned, Checks: l.checks}
 }
@@ -412,8 +421,8 @@ func (b *Book[K, N]) Close() {
 	b.wake()
 }
 
-// Report returns the reports to send at once, at the instant now. The caller must call it again after next, or earlier if wake is called. next
-// is 0 if there are no loans.
+// Report returns the reports to send at once, at the instant now. The caller must call it again after next, or earlier
+// if wake is called. next is 0 if there are no loans.
 func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -454,8 +463,8 @@ func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Durati
 	return reports, next
 }
 
-// report returns the report of a loan, whether it is due at now, and when to call report again at the latest. idle: the loan was given back,
-// because it was not used; all: the Book is closed.
+// report returns the report of a loan, whether it is due at now, and when to call report again at the latest. idle: the
+// loan was given back, because it was not used; all: the Book is closed.
 func (l *loan[K, N]) report(now int64, idle, all bool) (r Report[K, N], due bool, next time.Duration) {
 	next = Tick
 	t := l.totals()
@@ -508,8 +517,8 @@ func (l *loan[K, N]) measure(now int64) {
 	if units > 0 {
 		l.used = now
 	}
-	// A loan that was used up shows less than the whole demand. It is measured again after burst, so that the demand can grow by many times
-	// within a few reports.
+	// A loan that was used up shows less than the whole demand. It is measured again after burst, so that the demand
+	// can grow by many times within a few reports.
 	if took := now - l.looked; took >= int64(Tick)/2 || took >= int64(burst) && l.left.Load() <= l.low.Load() {
 		l.demand = max(float64(units)/float64(took), l.demand*(1-min(float64(took)/float64(2*interval), 1)))
 		l.looked, l.spentThen = now, spent
@@ -565,9 +574,9 @@ func (b *Book[K, N]) Answered(sent, now int64, answers []Answer[N]) {
 	}
 }
 
-// unheardLocked has a loan reported again whose last report no node took in: at once if the answer names a holder, otherwise after a pause. It
-// also pauses if the report before was not taken in either. The borrower goes on spending the loan, because the owner holds the units wherever
-// the key has moved.
+// unheardLocked has a loan reported again whose last report no node took in: at once if the answer names a holder,
+// otherwise after a pause. It also pauses if the report before was not taken in either. The borrower goes on spending
+// the loan, because the owner holds the units wherever the key has moved.
 func (b *Book[K, N]) unheardLocked(l *loan[K, N], now int64, a *Answer[N]) {
 	l.sent, l.told, l.urgent = 0, algo.Totals{Spent: -1}, true
 	l.node = *new(N)
@@ -584,8 +593,8 @@ func (b *Book[K, N]) unheardLocked(l *loan[K, N], now int64, a *Answer[N]) {
 	b.wake()
 }
 
-// Lost has the loans reported again whose reports a node will not answer, because the connection to it is broken. The node may have taken the
-// reports in; a repetition changes nothing, because reports have totals.
+// Lost has the loans reported again whose reports a node will not answer, because the connection to it is broken. The
+// node may have taken the reports in; a repetition changes nothing, because reports have totals.
 func (b *Book[K, N]) Lost(node N, now int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -596,8 +605,9 @@ func (b *Book[K, N]) Lost(node N, now int64) {
 	}
 }
 
-// grant adds units of granted, the owner's total, which may be spent until the instant until. The borrower takes no more units than it has
-// asked for and returns the rest. An owner lends no more than that, unless another process has reported to it in the borrower's name.
+// grant adds units of granted, the owner's total, which may be spent until the instant until. The borrower takes no
+// more units than it has asked for and returns the rest. An owner lends no more than that, unless another process has
+// reported to it in the borrower's name.
 func (l *loan[K, N]) grant(granted, until, now int64) {
 	l.deadline.Store(max(l.deadline.Load(), until)) // before left grows, so that Take finds the new deadline
 	l.ends = max(l.ends, until, now)
@@ -610,8 +620,8 @@ func (l *loan[K, N]) grant(granted, until, now int64) {
 	}
 }
 
-// Recalled gives up the units that are left of a loan, and returns a report of it. ok is false if there is no such loan. granted is the
-// owner's total. Recalled calls wake, because the loan must be reported at once.
+// Recalled gives up the units that are left of a loan, and returns a report of it. ok is false if there is no such
+// loan. granted is the owner's total. Recalled calls wake, because the loan must be reported at once.
 func (b *Book[K, N]) Recalled(number uint64, granted, now int64) (r Report[K, N], ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -631,8 +641,8 @@ func (b *Book[K, N]) Recalled(number uint64, granted, now int64) (r Report[K, N]
 // Has reports whether the key has a loan, or is about to get one.
 func (b *Book[K, N]) Has(k K) bool { return (*b.loans.Load())[k] != nil }
 
-// Late returns how many units Take took from loans whose deadline was over when it read the clock, because its goroutine stood still. These
-// units count as spent, and admitted nothing.
+// Late returns how many units Take took from loans whose deadline was over when it read the clock, because its
+// goroutine stood still. These units count as spent, and admitted nothing.
 func (b *Book[K, N]) Late() int64 { return b.late.Load() }
 
 // Loans returns how many keys have a loan, or are about to get one.

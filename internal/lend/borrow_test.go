@@ -87,8 +87,9 @@ type delivery struct {
 	sent   int64
 }
 
-// TestBook has borrowers with books of their own and one owner, with messages that are late, lost and overtake each other. Judged by
-// the admissions at the borrowers no window admits too much; when the load ends all units are returned.
+// TestBook has borrowers with books of their own and one owner, with messages that are late, lost and overtake each
+// other. Judged by the admissions at the borrowers no window admits too much; when the load ends all units are
+// returned.
 func TestBook(t *testing.T) {
 	const limit, w = 2000, 2 * time.Second
 	taken, refused, recalls, messages, ticks := 0, 0, 0, 0, 0
@@ -233,8 +234,8 @@ func TestTake(t *testing.T) {
 	expect.Equal(t, testing.AllocsPerRun(100, func() { b.Take("k", 1, func() int64 { return 5 }) }), 0, "allocations")
 }
 
-// TestTakesNoMoreThanAsked: what an owner says it has lent beyond what was asked for, as one to which another process has reported in the
-// borrower's name, is returned. What reports have asked for that were not answered may still come.
+// TestTakesNoMoreThanAsked: what an owner says it has lent beyond what was asked for, as one to which another process
+// has reported in the borrower's name, is returned. What reports have asked for that were not answered may still come.
 func TestTakesNoMoreThanAsked(t *testing.T) {
 	b := newBook(func() {})
 	for b.Loans() == 0 {
@@ -276,7 +277,8 @@ func TestClockIsReadLast(t *testing.T) {
 	}
 }
 
-// TestKnownIsWhatAnswersConfirm: units are known to be spent when an answer has said so, not when they have been spent or reported.
+// TestKnownIsWhatAnswersConfirm: units are known to be spent when an answer has said so, not when they have been spent
+// or reported.
 func TestKnownIsWhatAnswersConfirm(t *testing.T) {
 	b, number := lent(t, 10)
 	for range 7 {
@@ -292,7 +294,8 @@ func TestKnownIsWhatAnswersConfirm(t *testing.T) {
 	expect.True(t, len(r) == 1 && r[0].Totals.Spent == 8 && r[0].Known == 4, "%+v", r)
 }
 
-// TestLoanLongOver: a loan that is over for so long that its owner has charged it is not reported again: the key's next loan has another number.
+// TestLoanLongOver: a loan that is over for so long that its owner has charged it is not reported again: the key's next
+// loan has another number.
 func TestLoanLongOver(t *testing.T) {
 	b, number := lent(t, 10)
 	ends := b.byNumber[number].ends
@@ -327,7 +330,8 @@ func TestDeadline(t *testing.T) {
 	expect.Equal(t, b.Late(), 2, "units were taken after the deadline")
 }
 
-// TestSample: however much is asked, no more than some of it is counted; and a key is found that is asked often, but not one that is not.
+// TestSample: however much is asked, no more than some of it is counted; and a key is found that is asked often, but
+// not one that is not.
 func TestSample(t *testing.T) {
 	const intervals = 4
 	for _, rate := range []int64{1000, 100_000, 2_000_000} {
@@ -387,7 +391,8 @@ func lent(t *testing.T, granted int64) (b *Book[string, int], number uint64) {
 	return b, number
 }
 
-// TestRecalled: what is asked back cannot be taken any more, nor what the answer that is on its way has granted, at any moment.
+// TestRecalled: what is asked back cannot be taken any more, nor what the answer that is on its way has granted, at any
+// moment.
 func TestRecalled(t *testing.T) {
 	for range 200 {
 		b, number := lent(t, 10)
@@ -425,8 +430,8 @@ func TestRecalled(t *testing.T) {
 	}
 }
 
-// TestUnheard: what nobody has taken in is said again, at once to who is said to hold the key and soon where that is not known; who has heard
-// it is told from then on, until that one does not answer.
+// TestUnheard: what nobody has taken in is said again, at once to who is said to hold the key and soon where that is
+// not known; who has heard it is told from then on, until that one does not answer.
 func TestUnheard(t *testing.T) {
 	wakes := 0
 	b := newBook(func() { wakes++ })

@@ -6,13 +6,15 @@ import (
 	"time"
 )
 
-// stepped is the least lead over the monotonic clock that the wall clock must gain at once for Read to take it for a suspension.
+// stepped is the least lead over the monotonic clock that the wall clock must gain at once for Read to take it for a
+// suspension.
 const stepped = time.Millisecond
 
-// Clock is a clock that never stands still. It is made of a monotonic clock, which may stand still while the machine is suspended (as Go's
-// does on Linux), and the wall clock, which does not: what the wall clock gains on the monotonic one counts as time that has passed. So a wall
-// clock that is set forward ends loans early, and one that is set back changes nothing. The Clock does not notice a suspension of less than a
-// millisecond, or one during which the wall clock is set back as far. It is safe for concurrent use.
+// Clock is a clock that never stands still. It is made of a monotonic clock, which may stand still while the machine is
+// suspended (as Go's does on Linux), and the wall clock, which does not: what the wall clock gains on the monotonic one
+// counts as time that has passed. So a wall clock that is set forward ends loans early, and one that is set back
+// changes nothing. The Clock does not notice a suspension of less than a millisecond, or one during which the wall
+// clock is set back as far. It is safe for concurrent use.
 type Clock struct {
 	ahead, slept atomic.Int64
 	mu           sync.Mutex

@@ -269,7 +269,8 @@ func (p *play) returned(id algo.LoanID) {
 	}
 }
 
-// fill has ten borrowers use up a limit of a million, each with eight callers who ask for as much as they get, each time after so long.
+// fill has ten borrowers use up a limit of a million, each with eight callers who ask for as much as they get, each
+// time after so long.
 func (p *play) fill(each time.Duration) {
 	const callers, borrowers = 8, 10
 	calling := 0
@@ -293,8 +294,8 @@ func (p *play) fill(each time.Duration) {
 	}
 }
 
-// TestFill has a limit of a million used up, at the speeds of a machine and a network and at those that seeds draw, where processes stand still now and
-// then: exactly that is admitted, in no more messages than that takes.
+// TestFill has a limit of a million used up, at the speeds of a machine and a network and at those that seeds draw,
+// where processes stand still now and then: exactly that is admitted, in no more messages than that takes.
 func TestFill(t *testing.T) {
 	const limit, most = 1_000_000, 500
 	fill := func(name string, way, each time.Duration, stalls *rand.Rand) {
@@ -320,8 +321,8 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// TestSteady has a borrower ask for a key at a steady rate: all is admitted from loans, though the owner waits before it answers, and reported a
-// few times in each term.
+// TestSteady has a borrower ask for a key at a steady rate: all is admitted from loans, though the owner waits before
+// it answers, and reported a few times in each term.
 func TestSteady(t *testing.T) {
 	const span = 10
 	for _, rate := range []int64{200, 2000, 50_000} {

@@ -5,15 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// Refusals remembers refusals, so that a check that is repeated while nothing can have changed is refused without asking the owner. A state
-// that refuses n units until retry_after refuses them until then, even if it admits other checks meanwhile. It may admit fewer units earlier,
-// so a refusal answers only checks of its own cost. A refusal must depend only on the units in use: K must stand for one state under one set
-// of limits. The caller must not pass refusals of partial checks, peeks, count_denied and leases, nor of states with a pending reservation.
+// Refusals remembers refusals, so that a check that is repeated while nothing can have changed is refused without
+// asking the owner. A state that refuses n units until retry_after refuses them until then, even if it admits other
+// checks meanwhile. It may admit fewer units earlier, so a refusal answers only checks of its own cost. A refusal must
+// depend only on the units in use: K must stand for one state under one set of limits. The caller must not pass
+// refusals of partial checks, peeks, count_denied and leases, nor of states with a pending reservation.
 //
-// It holds a fixed number of refusals. When it needs room, it drops the refusal in the same set that ends first. Instants are nanoseconds of
-// one monotonic clock. A hash is that of a state, so that Forget finds all K of the state. Two states with one hash are answered by their own
-// K, and forgotten together. The methods are safe for concurrent use. The zero value is ready for use, and takes memory with the first
-// refusal.
+// It holds a fixed number of refusals. When it needs room, it drops the refusal in the same set that ends first.
+// Instants are nanoseconds of one monotonic clock. A hash is that of a state, so that Forget finds all K of the state.
+// Two states with one hash are answered by their own K, and forgotten together. The methods are safe for concurrent
+// use. The zero value is ready for use, and takes memory with the first refusal.
 type Refusals[K comparable, D any] struct {
 	used   atomic.Bool
 	shards [shardCount]shard[K, D]
@@ -78,8 +79,8 @@ func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[
 // Mark returns the mark for Remember. The caller must call it before it sends the check to the owner.
 func (r *Refusals[K, D]) Mark(hash uint64) uint64 { return r.shard(hash).mark.Load() }
 
-// Remember keeps a refusal. mark is what Mark returned before the check was sent. If Forget was called since, the refusal may be older than
-// the change that made it void, and Remember does not keep it.
+// Remember keeps a refusal. mark is what Mark returned before the check was sent. If Forget was called since, the
+// refusal may be older than the change that made it void, and Remember does not keep it.
 func (r *Refusals[K, D]) Remember(hash uint64, k K, mark uint64, refusal Refusal[D]) {
 	if refusal.Until <= refusal.Came {
 		return
@@ -123,8 +124,8 @@ func (r *Refusals[K, D]) Forget(hash uint64) {
 // Used reports whether a refusal was ever remembered. If not, the caller need not call Forget.
 func (r *Refusals[K, D]) Used() bool { return r.used.Load() }
 
-// Admitted forgets all refusals of a hash after a charge that was or may have been admitted, because a refused check then has to wait for
-// longer. It takes no lock if the set has no refusal.
+// Admitted forgets all refusals of a hash after a charge that was or may have been admitted, because a refused check
+// then has to wait for longer. It takes no lock if the set has no refusal.
 func (r *Refusals[K, D]) Admitted(hash uint64) {
 	s := r.shard(hash)
 	if s.kept.Load()&(1<<setOf(hash)) == 0 {

@@ -23,8 +23,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Nodes has the nodes to ask, the protocol and the limit. Its Askers return the nodes' answers: they remember no refusals and borrow nothing.
-// A check that shadow mode admits beyond its limit counts as refused.
+// Nodes has the nodes to ask, the protocol and the limit. Its Askers return the nodes' answers: they remember no
+// refusals and borrow nothing. A check that shadow mode admits beyond its limit counts as refused.
 type Nodes struct {
 	Over        string   // grpc (a call each), stream (the Go client), http or resp
 	Addrs       []string // of nodes, used in turn; none: loopback, with the default port

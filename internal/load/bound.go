@@ -10,24 +10,28 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// Bound is the bound that admissions are checked against: of each key, at most Units are admitted in any window of length Window.
+// Bound is the bound that admissions are checked against: of each key, at most Units are admitted in any window of
+// length Window.
 //
-// The owner's clock decides, and is not known here. Known is that each admission was decided between the sending of its check and the arrival
-// of its answer. So an excess is reported only if it is certain: if admissions of more than Units were all sent at or after one moment, and
-// all answered before that moment plus Window, less a thousandth for the drift of clocks. Admissions by a fail policy count.
+// The owner's clock decides, and is not known here. Known is that each admission was decided between the sending of its
+// check and the arrival of its answer. So an excess is reported only if it is certain: if admissions of more than Units
+// were all sent at or after one moment, and all answered before that moment plus Window, less a thousandth for the
+// drift of clocks. Admissions by a fail policy count.
 type Bound struct {
 	Units  int64         `json:"units"`
 	Window time.Duration `json:"window_ns"`
 }
 
-// driftParts bounds the drift of two clocks: by this part of a window over its length. Clocks are disciplined to 500 parts in a million.
+// driftParts bounds the drift of two clocks: by this part of a window over its length. Clocks are disciplined to 500
+// parts in a million.
 const driftParts = 1000
 
 // Verdict says whether the admissions kept to a Bound.
 type Verdict struct {
 	Bound
 	Holds bool `json:"holds"`
-	// Most is the largest number of units that one key was certainly admitted in one window. Key is that key; empty: nothing was admitted.
+	// Most is the largest number of units that one key was certainly admitted in one window. Key is that key; empty:
+	// nothing was admitted.
 	Most int64  `json:"most"`
 	Key  string `json:"key,omitempty"`
 
@@ -50,8 +54,8 @@ func BoundOf(l *algo.Limit) (*Bound, error) {
 	return b, nil
 }
 
-// Learn returns a bound for a policy, from the limit that a node returns for a key: every algorithm admits at most twice the limit in a
-// window. It returns nil if no node returns a limit.
+// Learn returns a bound for a policy, from the limit that a node returns for a key: every algorithm admits at most
+// twice the limit in a window. It returns nil if no node returns a limit.
 func (n Nodes) Learn(ctx context.Context, key string) *Bound {
 	n.Cost, n.Connections = 0, 1 // a peek
 	askers, closeAll, err := n.Open()
@@ -93,7 +97,8 @@ func (b Bound) judge(lists [][]admission, cost int64) Verdict {
 	return v
 }
 
-// most returns the largest number of admissions that were certainly decided within one window. They must be sorted by sent.
+// most returns the largest number of admissions that were certainly decided within one window. They must be sorted by
+// sent.
 func (b Bound) most(sent []admission) (most int64) {
 	window := b.Window - b.Window/driftParts
 	answered := make([]int, len(sent)) // indices in sent, by when the answers came

@@ -1,6 +1,8 @@
-// Package load sends checks to a running cluster, measures the time of the answers, and checks whether more was admitted than a limit allows.
+// Package load sends checks to a running cluster, measures the time of the answers, and checks whether more was
+// admitted than a limit allows.
 //
-// Other callers may use the same keys: an excess that the package reports is real, but admissions of other callers may hide one.
+// Other callers may use the same keys: an excess that the package reports is real, but admissions of other callers may
+// hide one.
 package load
 
 import (
@@ -30,7 +32,8 @@ type Answer struct {
 	Window time.Duration
 }
 
-// Asker sends one check of a key and waits for its decision. It is safe for concurrent use. An error means that there is no decision.
+// Asker sends one check of a key and waits for its decision. It is safe for concurrent use. An error means that there
+// is no decision.
 type Asker interface {
 	Ask(ctx context.Context, key string) (Answer, error)
 }
@@ -41,8 +44,8 @@ type Config struct {
 	Askers []Asker
 	// Keys are the keys that are asked for.
 	Keys Keys
-	// Rate is the number of checks a second, sent at equal distances however long the answers take (open loop). 0 stands for a closed loop:
-	// each worker sends its next check when the last is answered.
+	// Rate is the number of checks a second, sent at equal distances however long the answers take (open loop). 0
+	// stands for a closed loop: each worker sends its next check when the last is answered.
 	Rate float64 `flag:"rate" default:"0" help:"checks a second; 0: as many as the workers get answered"`
 	// Concurrency is the number of workers, and so the most checks in flight.
 	Concurrency int `flag:"concurrency" default:"64" range:"1..10000" help:"workers, and so checks in flight at most"`
@@ -113,9 +116,9 @@ type run struct {
 	times  *hdrhistogram.Histogram
 }
 
-// Run sends checks as cfg says, and waits for the answers. If ctx ends, Run ends without an error. Latencies of an open loop count from when a
-// check was due, not from when a worker was free to send it: a cluster that stalls for a second delays all checks of that second, and hides
-// none of them (Gil Tene calls the mistake coordinated omission).
+// Run sends checks as cfg says, and waits for the answers. If ctx ends, Run ends without an error. Latencies of an open
+// loop count from when a check was due, not from when a worker was free to send it: a cluster that stalls for a second
+// delays all checks of that second, and hides none of them (Gil Tene calls the mistake coordinated omission).
 func Run(ctx context.Context, cfg Config) (Result, error) {
 	if err := cfg.validate(); err != nil {
 		return Result{}, err

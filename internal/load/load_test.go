@@ -28,7 +28,8 @@ func config(ask askFunc) Config {
 	}
 }
 
-// TestOpenLoop: checks go out at even distances whatever the answers take, and a stall delays all that were due meanwhile.
+// TestOpenLoop: checks go out at even distances whatever the answers take, and a stall delays all that were due
+// meanwhile.
 func TestOpenLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()

@@ -1,8 +1,8 @@
-// Package netaddr finds the address to limit a caller by (its own, or the one for which trusted proxies ask), and the addresses that lead to
-// this host only.
+// Package netaddr finds the address to limit a caller by (its own, or the one for which trusted proxies ask), and the
+// addresses that lead to this host only.
 //
-// An address need not stand for one person. IPv6 callers own a whole prefix, so the prefix is limited. Names are not resolved: of all names
-// only localhost is loopback (RFC 6761, section 6.3).
+// An address need not stand for one person. IPv6 callers own a whole prefix, so the prefix is limited. Names are not
+// resolved: of all names only localhost is loopback (RFC 6761, section 6.3).
 package netaddr
 
 import (
@@ -17,11 +17,11 @@ import (
 // DefaultIPv6Bits is the length of the prefix by which IPv6 callers are limited: a site gets at least that (RFC 6177).
 const DefaultIPv6Bits = 64
 
-// Resolver finds the address of a caller. The zero value trusts no proxy: the caller is the peer of the connection. It must not change while
-// it is in use; then it is safe for concurrent use.
+// Resolver finds the address of a caller. The zero value trusts no proxy: the caller is the peer of the connection. It
+// must not change while it is in use; then it is safe for concurrent use.
 type Resolver struct {
-	// Trusted are the addresses of proxies that append the address of their peer to X-Forwarded-For. Its addresses are believed from the last
-	// one backwards, while the proxies that added them are trusted.
+	// Trusted are the addresses of proxies that append the address of their peer to X-Forwarded-For. Its addresses are
+	// believed from the last one backwards, while the proxies that added them are trusted.
 	Trusted []netip.Prefix
 	// IPv6Bits is the length of the prefix of IPv6 addresses, 1 to 128; 0 stands for DefaultIPv6Bits.
 	IPv6Bits int
@@ -47,15 +47,15 @@ func ParsePrefixes(texts []string) ([]netip.Prefix, error) {
 	return list, nil
 }
 
-// Key returns the address to limit a request by, such as "192.0.2.1" or "2001:db8::/64". It is empty if remoteAddr is no address, as in no
-// request from a network.
+// Key returns the address to limit a request by, such as "192.0.2.1" or "2001:db8::/64". It is empty if remoteAddr is
+// no address, as in no request from a network.
 func (r *Resolver) Key(remoteAddr string, header http.Header) string {
 	key, _ := r.Caller(remoteAddr, header)
 	return key
 }
 
-// Caller is Key. named is false if the key is the address of a trusted proxy because X-Forwarded-For has no address before it: it is empty, or
-// has something else in its place.
+// Caller is Key. named is false if the key is the address of a trusted proxy because X-Forwarded-For has no address
+// before it: it is empty, or has something else in its place.
 func (r *Resolver) Caller(remoteAddr string, header http.Header) (key string, named bool) {
 	from, named := parse(remoteAddr)
 	if !named {
@@ -96,7 +96,8 @@ func (r *Resolver) trusts(a netip.Addr) bool {
 	return slices.ContainsFunc(r.Trusted, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// parse parses an address with or without a port and brackets. It drops the zone, which is a name of an interface of this host.
+// parse parses an address with or without a port and brackets. It drops the zone, which is a name of an interface of
+// this host.
 func parse(s string) (netip.Addr, bool) {
 	if ap, err := netip.ParseAddrPort(s); err == nil {
 		return ap.Addr().Unmap().WithZone(""), true

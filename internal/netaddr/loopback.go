@@ -5,7 +5,8 @@ import (
 	"net/netip"
 )
 
-// LoopbackHost reports whether host, an IP address without a port or a name, is localhost or an address of the loopback interface.
+// LoopbackHost reports whether host, an IP address without a port or a name, is localhost or an address of the loopback
+// interface.
 func LoopbackHost(host string) bool {
 	ip, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && ip.IsLoopback()

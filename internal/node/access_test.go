@@ -124,8 +124,8 @@ func TestEveryRoute(t *testing.T) {
 	expect.True(t, seen >= 15, "only %d routes in:\n%s", seen, index)
 }
 
-// TestReadinessDetail: why a node is not ready, or what is wrong with it, is for those who may read; anybody else learns
-// whether it is ready, and asking is no offence.
+// TestReadinessDetail: why a node is not ready, or what is wrong with it, is for those who may read; anybody else
+// learns whether it is ready, and asking is no offence.
 func TestReadinessDetail(t *testing.T) {
 	n, shop, all, _ := withAccess(t, nil)
 	swapForPipe(t, n.cfg.PolicyFile)
@@ -282,8 +282,8 @@ func TestCertificateOrToken(t *testing.T) {
 	}
 }
 
-// TestOneCallerTakesNotAllStreams is an attack: one caller opens streams until it gets no more. Another caller has its stream, and its
-// calls are answered.
+// TestOneCallerTakesNotAllStreams is an attack: one caller opens streams until it gets no more. Another caller has its
+// stream, and its calls are answered.
 func TestOneCallerTakesNotAllStreams(t *testing.T) {
 	n, shop, all, _ := withAccess(t, func(cfg *Config) {
 		cfg.Memory = admission.Divide(128 << 20)
@@ -319,8 +319,8 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 	expect.NoError(t, err, "a call of the same one")
 }
 
-// TestCheckDoesNotCharge: a caller who may check and not charge brings no key beyond its limit, whatever the protocol: Envoy's hits, and
-// the reports of its quotas. Who may charge does.
+// TestCheckDoesNotCharge: a caller who may check and not charge brings no key beyond its limit, whatever the protocol:
+// Envoy's hits, and the reports of its quotas. Who may charge does.
 func TestCheckDoesNotCharge(t *testing.T) {
 	n, shop, all, _ := withAccess(t, func(cfg *Config) {
 		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: login, algorithm: token_bucket, limit: 100, window: 1h}\n")
@@ -355,8 +355,8 @@ func TestCheckDoesNotCharge(t *testing.T) {
 	}
 }
 
-// TestClientWithRoleCheck: the Go client of a caller with the role check alone is ready. One without a token, or with a wrong one, is
-// told so, and no fail policy hides it.
+// TestClientWithRoleCheck: the Go client of a caller with the role check alone is ready. One without a token, or with a
+// wrong one, is told so, and no fail policy hides it.
 func TestClientWithRoleCheck(t *testing.T) {
 	n, shop, _, _ := withAccess(t, nil)
 	for token, want := range map[string]error{shop: nil, "": client.ErrUnauthenticated, auth.NewToken(): client.ErrUnauthenticated} {

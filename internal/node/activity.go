@@ -115,8 +115,8 @@ func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *cluster
 	return out
 }
 
-// merge sums the answers of members; the first is this node's. Members' steps begin at different times, so a step of the sum contains up to
-// one step before or after it of each other member.
+// merge sums the answers of members; the first is this node's. Members' steps begin at different times, so a step of
+// the sum contains up to one step before or after it of each other member.
 func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse) {
 	lists := make([][]*peerv1.KeyActivity, 0, len(answers))
 	by := make(map[string][]observe.StepCounts)
@@ -151,7 +151,8 @@ func (c *clusterActivity) lately(p *observe.PolicyHistory) (sum observe.StepCoun
 	return sum, c.age + time.Duration(len(steps)-1)*observe.HistoryStep
 }
 
-// TopKeys returns the keys of the cluster that are used most, of those that the caller in ctx may see. Its error is a *limit.Error.
+// TopKeys returns the keys of the cluster that are used most, of those that the caller in ctx may see. Its error is a
+// *limit.Error.
 func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
 	if _, known := weirv1.KeyOrder_name[int32(r.Order)]; !known {
 		return nil, limit.NewError(limit.Invalid, "order", "is not one of busiest, refused and fullest")
@@ -202,8 +203,8 @@ func (n *Node) topKeys(all *clusterActivity, rows []*peerv1.KeyActivity, most in
 	return out
 }
 
-// maySeePolicy reports whether a caller may see what a policy did. The names that stand for inline limits and for unknown policies are no
-// secret.
+// maySeePolicy reports whether a caller may see what a policy did. The names that stand for inline limits and for
+// unknown policies are no secret.
 func maySeePolicy(mayUse func(policy, namespace string) bool, name string) bool {
 	return !limit.ValidPolicyName(name) || mayUse(name, "")
 }
@@ -244,8 +245,8 @@ func (n *Node) describe(r *peerv1.DescribeRequest) (*peerv1.DescribeResponse, er
 	return out, nil
 }
 
-// Describe returns the state of a key, which node decides for it, and when the units in use come back. The caller in ctx needs the role keys
-// for the target. The error is a *limit.Error.
+// Describe returns the state of a key, which node decides for it, and when the units in use come back. The caller in
+// ctx needs the role keys for the target. The error is a *limit.Error.
 func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, error) {
 	if denied := n.security.auth.Demand(ctx, auth.RoleKeys, *t); denied != nil {
 		return nil, denied

@@ -35,8 +35,8 @@ func topOf(t *testing.T, n *Node, r *weirv1.TopKeysRequest) *weirv1.TopKeysRespo
 	return must.Value(n.TopKeys(everybody(t, n), r))(t)
 }
 
-// Whichever node decides for a key and whichever is asked, its decisions are added up, refusals that were remembered among them;
-// and a member that does not answer is named.
+// Whichever node decides for a key and whichever is asked, its decisions are added up, refusals that were remembered
+// among them; and a member that does not answer is named.
 func TestTopKeysOfThree(t *testing.T) {
 	t.Parallel()
 	nodes := startCluster(t, "a b c", nil)

@@ -29,8 +29,9 @@ const (
 	PortAny Port = -1 // any free one
 )
 
-// Config configures a node. Its tags are described with Setting. If the comment of a field does not say otherwise, its zero value means none,
-// or, for a number other than a Port, the default. The caller must not change what its fields point to while the node runs.
+// Config configures a node. Its tags are described with Setting. If the comment of a field does not say otherwise, its
+// zero value means none, or, for a number other than a Port, the default. The caller must not change what its fields
+// point to while the node runs.
 //
 // Errors begin with the name of the flag: http-port for HTTPPort.
 type Config struct {
@@ -107,8 +108,8 @@ type Config struct {
 	probeInterval time.Duration // see cluster.Config: for tests, whose nodes may get no processor time for seconds
 }
 
-// Security configures authentication and encryption. Its files are read again when they change, except ClusterSecretFile. An empty field means
-// none. weir.Security has the same fields.
+// Security configures authentication and encryption. Its files are read again when they change, except
+// ClusterSecretFile. An empty field means none. weir.Security has the same fields.
 type Security struct {
 	TLSCertFile       string `flag:"tls-cert-file" help:"certificate (PEM, with its chain) for callers over HTTP, gRPC and the Redis protocol, read again when it changes; empty: plain text"`
 	TLSKeyFile        string `flag:"tls-key-file" help:"private key (PEM) of --tls-cert-file"`
@@ -234,8 +235,8 @@ func (c *Config) forwardAuth() (f httpapi.ForwardAuth, err error) {
 	return f, nil
 }
 
-// checkPolicies rejects strict policies on a node without voters, which could never decide them, and persistent policies on a node without a
-// data directory.
+// checkPolicies rejects strict policies on a node without voters, which could never decide them, and persistent
+// policies on a node without a data directory.
 func (c *Config) checkPolicies(set *policy.Set) error {
 	if strict := set.NeedVoters(); len(c.Voters) == 0 && len(strict) > 0 {
 		return strict

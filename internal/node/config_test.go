@@ -22,7 +22,8 @@ import (
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
-// TestConfigMistakes: a bound that makes no sense is an error that begins with its setting, and so is what does not go together.
+// TestConfigMistakes: a bound that makes no sense is an error that begins with its setting, and so is what does not go
+// together.
 func TestConfigMistakes(t *testing.T) {
 	right := Config{Name: "a", Bind: "127.0.0.1", Timeout: time.Second, Grace: time.Second, Logger: slog.New(slog.DiscardHandler)}
 	must.NoError(t, right.Validate())
@@ -101,7 +102,8 @@ func TestDefaults(t *testing.T) {
 	expect.True(t, c.HTTPPort == PortOff && c.Bind == "", "what is no number has a default: %+v", c)
 }
 
-// TestNumbers: a number is read in its unit and within its range, 0 stands for no bound where the setting says so, and nothing else does.
+// TestNumbers: a number is read in its unit and within its range, 0 stands for no bound where the setting says so, and
+// nothing else does.
 func TestNumbers(t *testing.T) {
 	var c struct {
 		Any   int           `flag:"any" default:"0"`
@@ -145,8 +147,8 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// TestDNSRebinding: a page under a name of its own gets nothing from a node on loopback, whatever it asks; names that are
-// configured are answered for, there and elsewhere.
+// TestDNSRebinding: a page under a name of its own gets nothing from a node on loopback, whatever it asks; names that
+// are configured are answered for, there and elsewhere.
 func TestDNSRebinding(t *testing.T) {
 	t.Parallel()
 	ask := func(n *Node, path, host string) int {
@@ -275,8 +277,8 @@ func configOfKeys(t *testing.T, log *testkit.Buffer) Config {
 	return cfg
 }
 
-// TestFilesReplacedByPipes: every file that a node follows may become a pipe. It goes on with what it has, says so, takes the
-// file that comes back, and stops.
+// TestFilesReplacedByPipes: every file that a node follows may become a pipe. It goes on with what it has, says so,
+// takes the file that comes back, and stops.
 func TestFilesReplacedByPipes(t *testing.T) {
 	t.Parallel()
 	var book testkit.Buffer
@@ -309,8 +311,8 @@ func TestFilesReplacedByPipes(t *testing.T) {
 	n.Stop() // which returns
 }
 
-// TestKeyFilesReadableByOthers: a node says which files with keys everybody on its host may read, when it starts and when one
-// is replaced, and starts all the same.
+// TestKeyFilesReadableByOthers: a node says which files with keys everybody on its host may read, when it starts and
+// when one is replaced, and starts all the same.
 func TestKeyFilesReadableByOthers(t *testing.T) {
 	t.Parallel()
 	var book testkit.Buffer

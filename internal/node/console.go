@@ -24,7 +24,8 @@ import (
 const (
 	consoleKeys     = 20
 	consolePolicies = 100
-	// perConsoleStream is the memory of a node for each stream of the console: a page with the longest keys takes a megabyte while it is sent.
+	// perConsoleStream is the memory of a node for each stream of the console: a page with the longest keys takes a
+	// megabyte while it is sent.
 	perConsoleStream = 8 << 20
 )
 

@@ -17,9 +17,9 @@ import (
 // debugRequests is how many requests the debug port answers at a time, because taking a profile slows the node down.
 const debugRequests = 2
 
-// debugServer serves the runtime's profiles at /debug/pprof/. It is a server of its own, on loopback only, so that callers can never get a
-// profile: it shows what a node does, and a heap dump's labels what it holds. The command line and the look-up of symbols of net/http/pprof
-// are left out.
+// debugServer serves the runtime's profiles at /debug/pprof/. It is a server of its own, on loopback only, so that
+// callers can never get a profile: it shows what a node does, and a heap dump's labels what it holds. The command line
+// and the look-up of symbols of net/http/pprof are left out.
 func debugServer(log *slog.Logger) *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -49,8 +49,8 @@ func debugServer(log *slog.Logger) *http.Server {
 	}
 }
 
-// openDebug serves the debug port, on loopback whatever the address of the other ports. If it fails later, the node goes on. It is closed
-// after all parts that are opened later, so that the stop of the node can be profiled.
+// openDebug serves the debug port, on loopback whatever the address of the other ports. If it fails later, the node
+// goes on. It is closed after all parts that are opened later, so that the stop of the node can be profiled.
 func (n *Node) openDebug() error {
 	if n.cfg.DebugPort == PortOff {
 		return nil

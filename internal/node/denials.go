@@ -13,8 +13,8 @@ import (
 	"github.com/weirlimit/weir/internal/observe"
 )
 
-// denials counts denied and rejected connections and requests. It logs the first of a kind, and then at most one in denialInterval, so that a
-// denied caller cannot fill a disk.
+// denials counts denied and rejected connections and requests. It logs the first of a kind, and then at most one in
+// denialInterval, so that a denied caller cannot fill a disk.
 type denials struct {
 	log     *slog.Logger
 	metrics *observe.Security

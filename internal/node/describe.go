@@ -108,7 +108,8 @@ func nodeOf(m *cluster.Member) ownership.Node { return ownership.Node{Name: m.Na
 
 func anyMember(*cluster.Member) bool { return true }
 
-// inspectOthers asks all other members for which wanted returns true for their status. A response is nil if the member did not answer.
+// inspectOthers asks all other members for which wanted returns true for their status. A response is nil if the member
+// did not answer.
 func (n *Node) inspectOthers(ctx context.Context, v *cluster.View, wanted func(*cluster.Member) bool) []answer[*peerv1.InspectResponse] {
 	return askOthers(ctx, n, v, -1, wanted, func(ctx context.Context, c peerv1.PeerClient) (*peerv1.InspectResponse, error) {
 		return c.Inspect(ctx, &peerv1.InspectRequest{})
@@ -161,8 +162,8 @@ func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *
 	}
 }
 
-// topology returns the ring and its members, to callers with the role topology. A node without gossip owns all keys; it sends no address,
-// because its caller has one that works.
+// topology returns the ring and its members, to callers with the role topology. A node without gossip owns all keys; it
+// sends no address, because its caller has one that works.
 func (n *Node) topology(ctx context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
 	if denied := n.security.auth.Permit(ctx, auth.RoleTopology); denied != nil {
 		return nil, nil, denied

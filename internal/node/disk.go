@@ -20,8 +20,8 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// openStates makes the store. If a policy is persistent, it opens the disk and loads its counters. The node is no member yet then, because
-// other nodes ask a member at once for what it has.
+// openStates makes the store. If a policy is persistent, it opens the disk and loads its counters. The node is no
+// member yet then, because other nodes ask a member at once for what it has.
 func (n *Node) openStates() error {
 	cfg := &n.cfg
 	n.inbox = runner.NewInbox(ring.Partitions)
@@ -104,7 +104,8 @@ func hostBoot() string {
 	return strings.TrimSpace(string(id))
 }
 
-// checkReload is checkPolicies for a changed file. A file may not make the first policy persistent: the disk is opened at the start only.
+// checkReload is checkPolicies for a changed file. A file may not make the first policy persistent: the disk is opened
+// at the start only.
 func (n *Node) checkReload(set *policy.Set) error {
 	if err := n.cfg.checkPolicies(set); err != nil {
 		return err
@@ -119,8 +120,8 @@ func (n *Node) checkReload(set *policy.Set) error {
 	return first
 }
 
-// keepMembers writes the names of the members to the disk. A node that is not settled may not see all members yet, so it only adds names. It
-// adds members at once, because a holder that it sees may give it a copy.
+// keepMembers writes the names of the members to the disk. A node that is not settled may not see all members yet, so
+// it only adds names. It adds members at once, because a holder that it sees may give it a copy.
 func (n *Node) keepMembers() {
 	states := make(map[string]cluster.State)
 	for _, name := range n.disk.Members() {
@@ -140,9 +141,9 @@ func (n *Node) keepMembers() {
 	}
 }
 
-// toAwait updates the last known states of members from a view, and returns the names of the members to wait for at the next start. These
-// include lost members, whose disks may have the only counters. A member that has left has handed its counters over, unless this node is
-// leaving as well: then no member may have been left to take them.
+// toAwait updates the last known states of members from a view, and returns the names of the members to wait for at the
+// next start. These include lost members, whose disks may have the only counters. A member that has left has handed its
+// counters over, unless this node is leaving as well: then no member may have been left to take them.
 func toAwait(states map[string]cluster.State, v *cluster.View) []string {
 	maps.DeleteFunc(states, func(name string, last cluster.State) bool {
 		return last == cluster.Leaving && v.Member(name) == nil && v.Self.State != cluster.Leaving
@@ -165,7 +166,8 @@ func (n *Node) awaitSaved(ctx context.Context) {
 	}
 }
 
-// saveAll waits until the disk has everything that this node holds or backs up. The servers have ended, so no check is decided any more.
+// saveAll waits until the disk has everything that this node holds or backs up. The servers have ended, so no check is
+// decided any more.
 func (n *Node) saveAll(ctx context.Context) {
 	st := n.await(ctx, func(st runner.Status) bool { return st.Unsaved == 0 || n.disk.Err() != nil })
 	switch {
@@ -176,7 +178,8 @@ func (n *Node) saveAll(ctx context.Context) {
 	}
 }
 
-// await waits until done returns true, ctx ends, or the runner is closed. It returns the last status, or the zero Status of a closed runner.
+// await waits until done returns true, ctx ends, or the runner is closed. It returns the last status, or the zero
+// Status of a closed runner.
 func (n *Node) await(ctx context.Context, done func(runner.Status) bool) (st runner.Status) {
 	for ok := true; ok; {
 		if st, ok = n.runner.Status(); ok {

@@ -90,8 +90,8 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 	return service
 }
 
-// quotable returns why a policy of the file cannot be divided among data planes. It does not look at the overrides that operators may set at
-// any time.
+// quotable returns why a policy of the file cannot be divided among data planes. It does not look at the overrides that
+// operators may set at any time.
 func (n *Node) quotable(name string) error {
 	p, known := n.filePolicies().Get(name)
 	if !known {
@@ -152,7 +152,8 @@ func (n *Node) gubernatorService(listener string) *gubernator.Server {
 	})
 }
 
-// owners returns ownerAddress for callers with the role topology, and nil for others: they could use it to find keys of one node.
+// owners returns ownerAddress for callers with the role topology, and nil for others: they could use it to find keys of
+// one node.
 func (n *Node) owners(ctx context.Context) func(hash uint64) string {
 	if n.security.auth.Roles(ctx)&auth.RoleTopology == 0 {
 		return nil

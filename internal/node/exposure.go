@@ -14,7 +14,8 @@ func (cfg *Config) forCallers() bool {
 	return cfg.HTTPPort != PortOff || cfg.GRPCPort != PortOff || cfg.RESPPort != PortOff
 }
 
-// exposed returns the settings that keep strangers out of ports that other hosts can reach, and are not given. On loopback it returns nothing.
+// exposed returns the settings that keep strangers out of ports that other hosts can reach, and are not given. On
+// loopback it returns nothing.
 func (cfg *Config) exposed() (missing []string) {
 	if netaddr.LoopbackHost(cfg.Bind) {
 		return nil
@@ -59,9 +60,10 @@ func (s *security) warn(cfg Config) {
 	}
 }
 
-// hostCheck returns a function that reports whether a name in a Host header stands for this node; nil: any name does. A web page can make its
-// own name lead to any address (DNS rebinding), and a node that only its address protects (loopback, a private network) would then answer the
-// page's requests. IP addresses and localhost are safe: a page cannot have them as its name.
+// hostCheck returns a function that reports whether a name in a Host header stands for this node; nil: any name does. A
+// web page can make its own name lead to any address (DNS rebinding), and a node that only its address protects
+// (loopback, a private network) would then answer the page's requests. IP addresses and localhost are safe: a page
+// cannot have them as its name.
 func hostCheck(bind string, names []string) func(host string) bool {
 	if len(names) == 0 && !netaddr.LoopbackHost(bind) {
 		return nil

@@ -31,7 +31,8 @@ func (n *Node) openKeys() error {
 	return nil
 }
 
-// peersArePrivate reports whether all streams between nodes are encrypted or stay on this host. The node must have gossip.
+// peersArePrivate reports whether all streams between nodes are encrypted or stay on this host. The node must have
+// gossip.
 func (n *Node) peersArePrivate() bool {
 	if n.security.peers != nil {
 		return true

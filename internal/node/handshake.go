@@ -34,7 +34,8 @@ func (s *security) callerRules(listener string) reload.Rules {
 	switch {
 	case s.cfg.TLSClientCAFile == "":
 	case listener == "http" || s.cfg.AccessFile != "":
-		// A caller may send a token in place of a certificate, and a probe has neither. auth demands one of them where it is needed.
+		// A caller may send a token in place of a certificate, and a probe has neither. auth demands one of them where
+		// it is needed.
 		rules.Demand = reload.IfGiven
 	default:
 		rules.Demand = reload.Required
@@ -58,8 +59,8 @@ func (s *security) serveHTTP(server *http.Server, l net.Listener) error {
 	return server.ServeTLS(l, "", "")
 }
 
-// httpErrors takes net/http's log: a line for each failed handshake and each GOAWAY of a caller. A caller can cause such lines as often as it
-// likes.
+// httpErrors takes net/http's log: a line for each failed handshake and each GOAWAY of a caller. A caller can cause
+// such lines as often as it likes.
 type httpErrors struct{ s *security }
 
 // Write implements io.Writer. net/http writes one message with each call.
@@ -114,7 +115,8 @@ func (s *security) peerClient() credentials.TransportCredentials {
 	return boundCredentials{credentials.NewTLS(s.peers.Client(s.peerRules())), s}
 }
 
-// boundCredentials bind a connection to another node to the certificate that the node presented: see reload.Certs.BindClient.
+// boundCredentials bind a connection to another node to the certificate that the node presented: see
+// reload.Certs.BindClient.
 type boundCredentials struct {
 	credentials.TransportCredentials
 	s *security
@@ -139,7 +141,8 @@ func (b boundCredentials) Clone() credentials.TransportCredentials {
 	return boundCredentials{b.TransportCredentials.Clone(), b.s}
 }
 
-// watchedCredentials note failed handshakes, which gRPC does not report. They mark connections with a proven certificate as authenticated.
+// watchedCredentials note failed handshakes, which gRPC does not report. They mark connections with a proven
+// certificate as authenticated.
 type watchedCredentials struct {
 	credentials.TransportCredentials
 	s        *security
@@ -164,8 +167,8 @@ func (w watchedCredentials) Clone() credentials.TransportCredentials {
 	return watchedCredentials{w.TransportCredentials.Clone(), w.s, w.listener}
 }
 
-// handshakeFailed notes a failed TLS handshake, unless it was noted already or the other end has closed the connection, as probes of the port
-// do.
+// handshakeFailed notes a failed TLS handshake, unless it was noted already or the other end has closed the connection,
+// as probes of the port do.
 func (s *security) handshakeFailed(listener string, raw net.Conn, err error) {
 	var refused *reload.RejectedError
 	var record tls.RecordHeaderError

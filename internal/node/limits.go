@@ -18,22 +18,23 @@ import (
 )
 
 const (
-	// streamWorkers goroutines carry out callers' calls, one call after the other. A new goroutine has to grow and copy its stack several
-	// times on the way to a decision. A call that finds no worker free gets a new goroutine.
+	// streamWorkers goroutines carry out callers' calls, one call after the other. A new goroutine has to grow and copy
+	// its stack several times on the way to a decision. A call that finds no worker free gets a new goroutine.
 	streamWorkers = 256
-	// callerConnectionWindow bounds the bytes in flight to the node on all streams of a caller's connection. gRPC does not count bytes that
-	// have arrived, read or not.
+	// callerConnectionWindow bounds the bytes in flight to the node on all streams of a caller's connection. gRPC does
+	// not count bytes that have arrived, read or not.
 	callerConnectionWindow = 1 << 20
 
 	// maxPeerStreams is enough for a few lasting streams and some short calls: each node has its own connection.
 	maxPeerStreams = 100
-	// After keepaliveTime without bytes, the node pings a connection. It ends the connection if no answer comes within keepaliveTimeout.
+	// After keepaliveTime without bytes, the node pings a connection. It ends the connection if no answer comes within
+	// keepaliveTimeout.
 	keepaliveTime, keepaliveTimeout = time.Minute, 20 * time.Second
 )
 
-// fitted returns the budget with the settings that an operator has chosen: those in c, and state (the bytes for state; 0: what the other parts
-// leave; -1: no bound). err is about a setting that cannot fit whatever the others are. If the settings together do not fit, over has the
-// chosen ones.
+// fitted returns the budget with the settings that an operator has chosen: those in c, and state (the bytes for state;
+// 0: what the other parts leave; -1: no bound). err is about a setting that cannot fit whatever the others are. If the
+// settings together do not fit, over has the chosen ones.
 func (c *Limits) fitted(m admission.Budget, state int64) (fitted admission.Budget, over []string, err error) {
 	for _, part := range []struct {
 		flag         string
@@ -101,8 +102,8 @@ func (c *Limits) listener(name string, s *security, callers *fairshare.Places) a
 // rejectAfter is how long a connection beyond a bound stays open after the answer that says so.
 const rejectAfter = 100 * time.Millisecond
 
-// goAway returns an HTTP/2 frame (RFC 9113, 6.8) that says why a connection is rejected before HTTP/2 is set up on it. A client takes it for a
-// failed connection, and waits longer each time before it connects again.
+// goAway returns an HTTP/2 frame (RFC 9113, 6.8) that says why a connection is rejected before HTTP/2 is set up on it.
+// A client takes it for a failed connection, and waits longer each time before it connects again.
 func goAway(why string) []byte {
 	const goAwayFrame, enhanceYourCalm = 7, 0xb
 	frame := []byte{0, 0, byte(8 + len(why)), goAwayFrame, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, enhanceYourCalm}
@@ -135,9 +136,10 @@ func (c *Limits) peerServer(m admission.Budget) []grpc.ServerOption {
 	}
 }
 
-// keepalive bounds the age of a gRPC connection. At MaxConnectionAge, give or take a tenth, gRPC asks the caller to open another connection
-// and to begin no more calls on this one. Streams, which may have no end of their own, are ended a little later, at streamAge (see
-// admission.CallsConfig.MaxAge). gRPC closes the connection when all of them have had the time to end.
+// keepalive bounds the age of a gRPC connection. At MaxConnectionAge, give or take a tenth, gRPC asks the caller to
+// open another connection and to begin no more calls on this one. Streams, which may have no end of their own, are
+// ended a little later, at streamAge (see admission.CallsConfig.MaxAge). gRPC closes the connection when all of them
+// have had the time to end.
 func (c *Limits) keepalive() grpc.ServerOption {
 	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, MaxConnectionIdle: max(c.IdleTimeout, 0)}
 	if c.MaxConnectionAge > 0 {
@@ -146,8 +148,8 @@ func (c *Limits) keepalive() grpc.ServerOption {
 	return grpc.KeepaliveParams(p)
 }
 
-// streamAge is the age of a connection at which its streams are ended: gRPC acts at a random time within a tenth around MaxConnectionAge, and
-// streamAge is later. 0: any age.
+// streamAge is the age of a connection at which its streams are ended: gRPC acts at a random time within a tenth around
+// MaxConnectionAge, and streamAge is later. 0: any age.
 func (c *Limits) streamAge() time.Duration {
 	if c.MaxConnectionAge <= 0 {
 		return 0

@@ -38,8 +38,8 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// TestMaxConnections: an authenticated connection too many is closed and counted, and one of a source with its share too; there is
-// room again when one ends.
+// TestMaxConnections: an authenticated connection too many is closed and counted, and one of a source with its share
+// too; there is room again when one ends.
 func TestMaxConnections(t *testing.T) {
 	t.Parallel()
 	for name, limits := range map[string]Limits{
@@ -89,8 +89,9 @@ func TestMaxConnections(t *testing.T) {
 	}
 }
 
-// TestRejectedClient: the Go client of a node that has too many connections answers by its fail policy, says why, and does not come back
-// all the time; the node's probes are answered meanwhile. Connections beyond those for probes are rejected before HTTP/2 is set up.
+// TestRejectedClient: the Go client of a node that has too many connections answers by its fail policy, says why, and
+// does not come back all the time; the node's probes are answered meanwhile. Connections beyond those for probes are
+// rejected before HTTP/2 is set up.
 func TestRejectedClient(t *testing.T) {
 	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits = Limits{MaxConnections: 1, MaxConnectionsPerSource: 100} })
 	dial := func() *client.Client {
@@ -179,8 +180,8 @@ func TestSizes(t *testing.T) {
 	resp, body := send(t, n, "POST", "/v1/check", "", `{"policy":"login","key":"`+strings.Repeat("k", 20_000)+`"}`)
 	expect.True(t, resp.StatusCode == http.StatusRequestEntityTooLarge && strings.Contains(body, "10000"),
 		"a large body: %d %s", resp.StatusCode, body)
-	// net/http allows 4 KiB more than it is told, and as much again on a connection that it has kept. It hangs up on the rest, which may
-	// come before its answer.
+	// net/http allows 4 KiB more than it is told, and as much again on a connection that it has kept. It hangs up on
+	// the rest, which may come before its answer.
 	r, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+addrOf(n.listeners.http)+"/healthz", nil)
 	must.NoError(t, err)
 	r.Header.Set("X-Large", strings.Repeat("x", 15_000))
@@ -196,8 +197,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestClientBeyondMemory: the Go client of a node that has no memory for its connection, or for its stream, is told that the node cannot
-// take it, and answers by its fail policy: no caller takes it for its own mistake.
+// TestClientBeyondMemory: the Go client of a node that has no memory for its connection, or for its stream, is told
+// that the node cannot take it, and answers by its fail policy: no caller takes it for its own mistake.
 func TestClientBeyondMemory(t *testing.T) {
 	t.Parallel()
 	for what, test := range map[string]struct {
@@ -223,7 +224,8 @@ func TestClientBeyondMemory(t *testing.T) {
 	}
 }
 
-// TestLimitsByDefault: every node has bounds, whatever it is started with: those that take memory follow from what there is.
+// TestLimitsByDefault: every node has bounds, whatever it is started with: those that take memory follow from what
+// there is.
 func TestLimitsByDefault(t *testing.T) {
 	m := admission.Divide(512 << 20)
 	c := (Limits{}).withDefaults(m)
@@ -238,7 +240,8 @@ func TestLimitsByDefault(t *testing.T) {
 	expect.True(t, l.MaxConnections == 0 && l.MaxPerSource == 0 && none.streamAge() == 0, "no bound is %+v", l)
 }
 
-// TestMaxConnectionAge: connections that have reached their age are given up in good order: the caller is not told of an error.
+// TestMaxConnectionAge: connections that have reached their age are given up in good order: the caller is not told of
+// an error.
 func TestMaxConnectionAge(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, "node")
@@ -284,8 +287,8 @@ func TestMaxConnectionAge(t *testing.T) {
 	expect.True(t, answered != 0 && answered <= asked, "%d of %d requests on the stream are answered", answered, asked)
 }
 
-// TestChosenBounds: what is chosen by hand is taken from the memory for state; what cannot fit is an error that names the flag, and
-// where all together do not fit, the flags are named.
+// TestChosenBounds: what is chosen by hand is taken from the memory for state; what cannot fit is an error that names
+// the flag, and where all together do not fit, the flags are named.
 func TestChosenBounds(t *testing.T) {
 	m := admission.Divide(512 << 20)
 	for _, test := range []struct {
@@ -317,8 +320,8 @@ func TestChosenBounds(t *testing.T) {
 	}
 }
 
-// TestStolenNodeCertificate: who has a node's certificate and key, but neither the gossip key nor a token, is a node on the peer port,
-// and nobody on the ports for callers; its process is no member.
+// TestStolenNodeCertificate: who has a node's certificate and key, but neither the gossip key nor a token, is a node on
+// the peer port, and nobody on the ports for callers; its process is no member.
 func TestStolenNodeCertificate(t *testing.T) {
 	t.Parallel()
 	dir, other := filepath.Join(t.TempDir(), "made"), filepath.Join(t.TempDir(), "other")
@@ -414,8 +417,8 @@ func allocated(f func()) uint64 {
 // emptyChecks is a request of two million checks in 4 MiB, less than 5 KiB of which are left by compression.
 var emptyChecks = bytes.Repeat([]byte{10, 0}, 4<<20/2-1)
 
-// TestCompressedRequests: a stranger's requests of 4 KiB that hold 4 MiB, and two million checks, are not inflated; nor are those
-// of a caller.
+// TestCompressedRequests: a stranger's requests of 4 KiB that hold 4 MiB, and two million checks, are not inflated; nor
+// are those of a caller.
 func TestCompressedRequests(t *testing.T) {
 	n, shop, _, _ := startAccess(t, nil)
 	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.UseCompressor(gzip.Name)))
@@ -460,8 +463,9 @@ func TestFirstMessage(t *testing.T) {
 	}
 }
 
-// TestEveryMessageIsCounted is an attack on each method of each service that is registered, of callers and of nodes: a message of 4 MiB with
-// millions of empty elements, in each list and map of the request at every depth. The elements are counted before they are decoded.
+// TestEveryMessageIsCounted is an attack on each method of each service that is registered, of callers and of nodes: a
+// message of 4 MiB with millions of empty elements, in each list and map of the request at every depth. The elements
+// are counted before they are decoded.
 func TestEveryMessageIsCounted(t *testing.T) {
 	n, _, all, _ := startAccess(t, func(cfg *Config) {
 		cfg.Envoy.Dir = envoyDir(t, quotaFile)
@@ -508,7 +512,8 @@ func sendBody(ctx context.Context, conn *grpc.ClientConn, method string, stream 
 	return s.RecvMsg(&out)
 }
 
-// manyElements returns messages of about that size, by the field that they repeat: each list and map that a message can have, at every depth, in each form.
+// manyElements returns messages of about that size, by the field that they repeat: each list and map that a message can
+// have, at every depth, in each form.
 func manyElements(d protoreflect.MessageDescriptor, size int) map[string][]byte {
 	all := make(map[string][]byte)
 	var visit func(d protoreflect.MessageDescriptor, path string, within []protoreflect.FieldDescriptor)

@@ -281,8 +281,8 @@ func (page exposed) mistakes(query string) []string {
 	return wrong
 }
 
-// TestMonitoringAsksForWhatThereIs: every metric and label in an alert or on the dashboard is one that a node shows, and
-// the documentation has all of them and no other.
+// TestMonitoringAsksForWhatThereIs: every metric and label in an alert or on the dashboard is one that a node shows,
+// and the documentation has all of them and no other.
 func TestMonitoringAsksForWhatThereIs(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, "a")
@@ -383,7 +383,8 @@ func stream(t *testing.T, n *Node, token string) func() (seen, bool) {
 	}
 }
 
-// TestConsoleStream: what a caller sees is what its roles let it see at that moment, and the stream ends with its rights.
+// TestConsoleStream: what a caller sees is what its roles let it see at that moment, and the stream ends with its
+// rights.
 func TestConsoleStream(t *testing.T) {
 	t.Parallel()
 	reader, all := auth.NewToken(), auth.NewToken()

@@ -1,8 +1,9 @@
-// Package node assembles a node: it builds the listeners, the limiter and all other parts from one configuration, runs them, says when the
-// node is ready, applies files that change, and hands everything over before the node stops. start.go has the order in which the parts are
-// opened.
+// Package node assembles a node: it builds the listeners, the limiter and all other parts from one configuration, runs
+// them, says when the node is ready, applies files that change, and hands everything over before the node stops.
+// start.go has the order in which the parts are opened.
 //
-// The package does not read flags, the environment or signals. It does not set properties of the process, such as its memory limit.
+// The package does not read flags, the environment or signals. It does not set properties of the process, such as its
+// memory limit.
 package node
 
 import (
@@ -132,9 +133,9 @@ func (n *Node) Err() error { return context.Cause(n.failing) }
 // Settled returns a channel that is closed once the node has become ready.
 func (n *Node) Settled() <-chan struct{} { return n.readiness.Became() }
 
-// openReadiness makes readiness. A node is ready once it is a member, its own partitions have come, all other members have the same ring, and
-// it has exchanged overrides with them. A voter must vote again as well: a rolling restart waits for each node to be ready, and without a
-// majority of voters no strict policy is decided.
+// openReadiness makes readiness. A node is ready once it is a member, its own partitions have come, all other members
+// have the same ring, and it has exchanged overrides with them. A voter must vote again as well: a rolling restart
+// waits for each node to be ready, and without a majority of voters no strict policy is decided.
 func (n *Node) openReadiness() {
 	n.readiness = newReadiness(readinessConfig{
 		Joined: n.joined,
@@ -157,8 +158,9 @@ func (n *Node) openReadiness() {
 	})
 }
 
-// votes reports whether readiness need not wait for this node's vote. A voter that has started waits three seconds before it votes, until all
-// that it may have granted before has run out. The node need not wait without strict policies, or if most voters are not members.
+// votes reports whether readiness need not wait for this node's vote. A voter that has started waits three seconds
+// before it votes, until all that it may have granted before has run out. The node need not wait without strict
+// policies, or if most voters are not members.
 func (n *Node) votes() bool {
 	if len(n.limiter.Policies().NeedVoters()) == 0 || !slices.Contains(n.cfg.Voters, n.cfg.Name) {
 		return true
@@ -339,7 +341,8 @@ func (n *Node) peerAddress(p ownership.Node) (string, bool) {
 	return m.PeerAddr, true
 }
 
-// process returns the member of v that is this process, or nil: the process is no member, or another process has its name.
+// process returns the member of v that is this process, or nil: the process is no member, or another process has its
+// name.
 func process(v *cluster.View, p ownership.Node) *cluster.Member {
 	if m := v.Member(p.Name); m != nil && m.Boot == p.Boot {
 		return m
@@ -362,8 +365,8 @@ func (n *Node) Ready() (bool, string) {
 	return ready, strings.Join(details, "; ")
 }
 
-// GossipAddr, PeerAddr, HTTPAddr, GRPCAddr and RESPAddr return the node's addresses, with the ports that it really listens on; empty: the port
-// is off.
+// GossipAddr, PeerAddr, HTTPAddr, GRPCAddr and RESPAddr return the node's addresses, with the ports that it really
+// listens on; empty: the port is off.
 func (n *Node) GossipAddr() string {
 	if v := n.view(); v != nil {
 		return v.Self.GossipAddr

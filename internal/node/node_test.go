@@ -45,7 +45,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// clusters has a place for each cluster that may run at a time. Nodes that get no processor time for seconds are taken for dead, rightly.
+// clusters has a place for each cluster that may run at a time. Nodes that get no processor time for seconds are taken
+// for dead, rightly.
 var clusters chan struct{}
 
 // awaitTurn waits until a test may have a cluster, to its end.
@@ -78,7 +79,8 @@ func mustSettle(t *testing.T, cfg Config) *Node {
 	return n
 }
 
-// startCluster starts nodes of these names, as change has them, of which all but the first join it, and waits until they are ready.
+// startCluster starts nodes of these names, as change has them, of which all but the first join it, and waits until
+// they are ready.
 func startCluster(t *testing.T, names string, change func(i int, cfg *Config)) (nodes []*Node) {
 	t.Helper()
 	awaitTurn(t)
@@ -365,8 +367,8 @@ func TestStopWhileSettling(t *testing.T) {
 	}
 }
 
-// TestConnectionsEndWithAnswers: whoever keeps a connection over HTTP hears with an answer that the node stops, before the connection
-// is closed.
+// TestConnectionsEndWithAnswers: whoever keeps a connection over HTTP hears with an answer that the node stops, before
+// the connection is closed.
 func TestConnectionsEndWithAnswers(t *testing.T) {
 	t.Parallel()
 	n := mustSettle(t, testConfig(t, "node"))
@@ -492,7 +494,8 @@ func (n *node) want(t *testing.T, ready bool, why string) {
 	}
 }
 
-// TestReadinessSettle: a node says what it waits for, one thing after the other, becomes ready once, and is not when it stops.
+// TestReadinessSettle: a node says what it waits for, one thing after the other, becomes ready once, and is not when it
+// stops.
 func TestReadinessSettle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode()

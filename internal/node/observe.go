@@ -46,9 +46,9 @@ func (n *Node) observed(api http.Handler) http.Handler {
 	return n.recovering(n.metrics.HTTP(n.closesConnections(api)))
 }
 
-// closesConnections tells an HTTP caller, with an answer, to open another connection: at MaxConnectionAge, and while the node stops, so that
-// its next request goes to another node. The server closes idle connections without notice when it ends, and a request that is in flight then
-// is lost.
+// closesConnections tells an HTTP caller, with an answer, to open another connection: at MaxConnectionAge, and while
+// the node stops, so that its next request goes to another node. The server closes idle connections without notice when
+// it ends, and a request that is in flight then is lost.
 func (n *Node) closesConnections(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		conn, most := admission.FromContext(r.Context()), n.limits.MaxConnectionAge
@@ -59,7 +59,8 @@ func (n *Node) closesConnections(handler http.Handler) http.Handler {
 	})
 }
 
-// recovering counts the panics of a handler and ends its connection, because the handler may have written part of an answer.
+// recovering counts the panics of a handler and ends its connection, because the handler may have written part of an
+// answer.
 func (n *Node) recovering(handler http.Handler) http.Handler {
 	panicked := n.panicked("http")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -72,8 +73,9 @@ func (n *Node) recovering(handler http.Handler) http.Handler {
 	})
 }
 
-// panicked returns a function that notes the panics of a listener's handlers. It does not log the value, which may hold what the caller sent.
-// It logs at most one stack a second for each listener: a stack has kilobytes, and a caller can send the request that causes a panic again.
+// panicked returns a function that notes the panics of a listener's handlers. It does not log the value, which may hold
+// what the caller sent. It logs at most one stack a second for each listener: a stack has kilobytes, and a caller can
+// send the request that causes a panic again.
 func (n *Node) panicked(listener string) func(method string, p *panics.Error) {
 	return func(method string, p *panics.Error) {
 		n.security.metrics.Panicked(listener)
@@ -104,8 +106,8 @@ func (n *Node) traceStreamed() func(parent string) (below string, end func(codes
 // requestIDKey is the metadata key of a call's id, which the log has as well.
 const requestIDKey = "x-request-id"
 
-// ended counts a unary call. If the call failed, it gets an id (the caller's, or a new one) and is logged: at debug, as the HTTP API does,
-// unless the fault is this node's.
+// ended counts a unary call. If the call failed, it gets an id (the caller's, or a new one) and is logged: at debug, as
+// the HTTP API does, unless the fault is this node's.
 func (n *Node) ended(ctx context.Context, method string, took time.Duration, err error) {
 	n.metrics.GRPC(method, took, err)
 	if err == nil {

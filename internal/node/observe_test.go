@@ -114,8 +114,8 @@ func post(t *testing.T, n *Node, body, header, value string) *http.Response {
 	return resp
 }
 
-// TestTraceOverTwoNodes: one call makes one trace, from the API of the node that was asked to the decision of the owner,
-// whichever protocol it came over; and it has arrived when the nodes have stopped.
+// TestTraceOverTwoNodes: one call makes one trace, from the API of the node that was asked to the decision of the
+// owner, whichever protocol it came over; and it has arrived when the nodes have stopped.
 func TestTraceOverTwoNodes(t *testing.T) {
 	t.Parallel()
 	c, url := startCollector(t)
@@ -232,9 +232,9 @@ func TestNoCollector(t *testing.T) {
 	})
 }
 
-// BenchmarkObservation is what top keys, activity, traces and metrics cost a node at full load: batches of 100 checks of 10,000 keys, in
-// turns with and without, and without once more as a control. It prints the CPU time of a check and the median quotients:
-// `go test ./internal/node -run '^$' -bench Observation -benchtime 40x`.
+// BenchmarkObservation is what top keys, activity, traces and metrics cost a node at full load: batches of 100 checks
+// of 10,000 keys, in turns with and without, and without once more as a control. It prints the CPU time of a check and
+// the median quotients: `go test ./internal/node -run '^$' -bench Observation -benchtime 40x`.
 func BenchmarkObservation(b *testing.B) {
 	set := must.Value(policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]")))(b)
 	recorder := must.Value(newActivityRecorder())(b)
@@ -375,7 +375,8 @@ func TestAuditLogWithoutAccessFile(t *testing.T) {
 	expect.True(t, len(callers) == 0 || callers[0].Name == "", "%+v", callers)
 }
 
-// TestAuditOfGossipKeys: a step by command is on record on the node that was asked, with who, and on the others; one by a file too.
+// TestAuditOfGossipKeys: a step by command is on record on the node that was asked, with who, and on the others; one by
+// a file too.
 func TestAuditOfGossipKeys(t *testing.T) {
 	t.Parallel()
 	names := make(map[string]string)

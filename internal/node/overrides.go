@@ -93,8 +93,8 @@ func (n *Node) applyOverrides() {
 	n.limiter.SetPolicies(n.policiesLocked(n.limiter.Policies()))
 }
 
-// policiesLocked returns the policies of the file with the overrides. It logs how many overrides are not in force if that number has changed.
-// before are the policies in force, or nil.
+// policiesLocked returns the policies of the file with the overrides. It logs how many overrides are not in force if
+// that number has changed. before are the policies in force, or nil.
 func (n *Node) policiesLocked(before *policy.Set) *policy.Set {
 	list := n.overrides.book.Overrides()
 	set, refused := n.overrides.file.WithOverrides(list, before)

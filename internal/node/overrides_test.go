@@ -63,8 +63,9 @@ func override(t *testing.T, n *Node, body string) (has, durable int) {
 	return has, durable
 }
 
-// TestOverridesOfACluster: what is set on one node is in force on all when it is answered, for keys that any of them owns; a node that
-// joins has it before it is ready; a reload of the file leaves it in force; what the file does not suit is kept and shown as inactive.
+// TestOverridesOfACluster: what is set on one node is in force on all when it is answered, for keys that any of them
+// owns; a node that joins has it before it is ready; a reload of the file leaves it in force; what the file does not
+// suit is kept and shown as inactive.
 func TestOverridesOfACluster(t *testing.T) {
 	t.Parallel()
 	awaitTurn(t)
@@ -186,7 +187,8 @@ func TestOverridesInFile(t *testing.T) {
 	expect.True(t, err != nil && strings.HasPrefix(err.Error(), "data-dir: "), "a file as directory: %v", err)
 }
 
-// TestOverridesByRole: who has the role for a policy changes and sees its overrides, and each change is in the audit log.
+// TestOverridesByRole: who has the role for a policy changes and sees its overrides, and each change is in the audit
+// log.
 func TestOverridesByRole(t *testing.T) {
 	t.Parallel()
 	shop, ops, reader := auth.NewToken(), auth.NewToken(), auth.NewToken()
@@ -338,8 +340,8 @@ func encryptedCluster(t *testing.T, log *slog.Logger) []*Node {
 	})
 }
 
-// askAll sends checks through all nodes until stop is called, which waits; one that is not decided by its owner fails the
-// test. count is how many there were.
+// askAll sends checks through all nodes until stop is called, which waits; one that is not decided by its owner fails
+// the test. count is how many there were.
 func askAll(t *testing.T, nodes []*Node) (count *atomic.Int64, stop func()) {
 	t.Helper()
 	count = new(atomic.Int64)
@@ -381,8 +383,8 @@ func keysOf(n *Node) []string {
 	return ids
 }
 
-// TestRotateByCommand changes the key of three nodes under load, by the calls of weir gossip-keys. No check fails, all are
-// members in the end, and each step that would cut somebody off is refused.
+// TestRotateByCommand changes the key of three nodes under load, by the calls of weir gossip-keys. No check fails, all
+// are members in the end, and each step that would cut somebody off is refused.
 func TestRotateByCommand(t *testing.T) {
 	t.Parallel()
 	var book testkit.Buffer
@@ -464,8 +466,8 @@ func TestRotateByCommand(t *testing.T) {
 	expect.True(t, strings.Contains(text, "step=remove key="+one), "log:\n%s", text)
 }
 
-// TestRotateByFile replaces the key in the nodes' files, one after the other and in one go, as a Secret does that reaches
-// pods at different times. Nobody is cut off: each node waits until the others are as far.
+// TestRotateByFile replaces the key in the nodes' files, one after the other and in one go, as a Secret does that
+// reaches pods at different times. Nobody is cut off: each node waits until the others are as far.
 func TestRotateByFile(t *testing.T) {
 	t.Parallel()
 	var book testkit.Buffer
@@ -500,8 +502,8 @@ func TestRotateByFile(t *testing.T) {
 	}
 }
 
-// TestAKeyOfTheOperators: what the file once said of a key is forgotten with the key: one that an operator adds again stays when
-// the file changes.
+// TestAKeyOfTheOperators: what the file once said of a key is forgotten with the key: one that an operator adds again
+// stays when the file changes.
 func TestAKeyOfTheOperators(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, "node")
@@ -520,8 +522,8 @@ func TestAKeyOfTheOperators(t *testing.T) {
 	becomes(gossipText(3), id(1), id(3))
 }
 
-// TestKeysInPlainText: a key is not taken where it could have been read on its way, and strangers on a port between nodes
-// change none.
+// TestKeysInPlainText: a key is not taken where it could have been read on its way, and strangers on a port between
+// nodes change none.
 func TestKeysInPlainText(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, "node")

@@ -15,18 +15,18 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// settleAfter is how long a view of the membership must stand before partitions are claimed or moved by it, so that changes that come together
-// are seen together. (A crash takes two seconds to be seen anyway.)
+// settleAfter is how long a view of the membership must stand before partitions are claimed or moved by it, so that
+// changes that come together are seen together. (A crash takes two seconds to be seen anyway.)
 const settleAfter = 150 * time.Millisecond
 
-// clocks returns the clock of decisions, which is also the clock of stored states, and the clock of leases. The latter goes on while the host
-// is suspended, because other nodes take over meanwhile.
+// clocks returns the clock of decisions, which is also the clock of stored states, and the clock of leases. The latter
+// goes on while the host is suspended, because other nodes take over meanwhile.
 func clocks() (decisions func() algo.Instant, leases func() int64) {
 	return limiter.ProcessClock(), runner.BootTime
 }
 
-// steer updates the runner's view from the membership until ctx ends. It ignores changes that the ownership protocol does not see, such as of
-// the members' policy hashes: each would delay claims and moves by settleAfter.
+// steer updates the runner's view from the membership until ctx ends. It ignores changes that the ownership protocol
+// does not see, such as of the members' policy hashes: each would delay claims and moves by settleAfter.
 func steer(ctx context.Context, current func() *cluster.View, replaced func(*cluster.View) <-chan struct{}, set func(ownership.View)) {
 	for v := current(); ; {
 		backups := v.Ring.Without(v.Self.Name)

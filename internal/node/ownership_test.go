@@ -55,8 +55,8 @@ func TestOwnershipView(t *testing.T) {
 	}
 }
 
-// TestSteer: a view is told at once, and that it has settled when it has stood for a moment; that of a node that is not active
-// never settles.
+// TestSteer: a view is told at once, and that it has settled when it has stood for a moment; that of a node that is not
+// active never settles.
 func TestSteer(t *testing.T) {
 	for _, state := range []cluster.State{cluster.Active, cluster.Joining, cluster.Leaving} {
 		synctest.Test(t, func(t *testing.T) {
@@ -84,8 +84,8 @@ func TestSteer(t *testing.T) {
 	}
 }
 
-// TestSteerThroughReloads: that members have other policies, one after the other, changes nothing for the ownership protocol, neither before
-// the view has settled nor afterwards; that one of them is going, or has begun anew, does.
+// TestSteerThroughReloads: that members have other policies, one after the other, changes nothing for the ownership
+// protocol, neither before the view has settled nor afterwards; that one of them is going, or has begun anew, does.
 func TestSteerThroughReloads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -132,7 +132,8 @@ func TestSteerThroughReloads(t *testing.T) {
 	})
 }
 
-// TestReadyOnceVoting: a voter of strict policies is not ready while it abstains, unless there is no majority of the voters; others are.
+// TestReadyOnceVoting: a voter of strict policies is not ready while it abstains, unless there is no majority of the
+// voters; others are.
 func TestReadyOnceVoting(t *testing.T) {
 	t.Parallel()
 	awaitTurn(t)

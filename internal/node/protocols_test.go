@@ -65,7 +65,8 @@ func envoyRequest(key, value string) *ratelimitv3.RateLimitRequest {
 	}}
 }
 
-// TestEnvoyCluster: the metrics tell of hits, and of members with other files. What is answered is test/cluster's to try.
+// TestEnvoyCluster: the metrics tell of hits, and of members with other files. What is answered is test/cluster's to
+// try.
 func TestEnvoyCluster(t *testing.T) {
 	t.Parallel()
 	nodes := startCluster(t, "n0 n1 n2", func(_ int, cfg *Config) {
@@ -129,7 +130,8 @@ func TestEnvoyReload(t *testing.T) {
 	expect.ErrorContains(t, err, "envoy-config: ")
 }
 
-// TestEnvoyAccess: the service is for callers with the role check and the namespace of the domain; who gives back needs refund.
+// TestEnvoyAccess: the service is for callers with the role check and the namespace of the domain; who gives back needs
+// refund.
 func TestEnvoyAccess(t *testing.T) {
 	n, shop, all, _ := withAccess(t, func(cfg *Config) { cfg.Envoy.Dir = envoyDir(t, envoyFile) })
 	ask := func(token string, r *ratelimitv3.RateLimitRequest) codes.Code {
@@ -166,8 +168,8 @@ func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQ
 	return in.BucketAction[1].GetQuotaAssignmentAction().GetRateLimitStrategy().GetTokenBucket()
 }
 
-// TestEnvoyQuotaCluster: data planes at nodes that do not own the key, and a caller at a third, divide one limit, and what one of them has
-// stays held when its stream ends.
+// TestEnvoyQuotaCluster: data planes at nodes that do not own the key, and a caller at a third, divide one limit, and
+// what one of them has stays held when its stream ends.
 func TestEnvoyQuotaCluster(t *testing.T) {
 	t.Parallel()
 	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: tenant, algorithm: sliding_log, limit: 300, window: 1h}\n")
@@ -245,8 +247,8 @@ policies:
 	}
 }
 
-// TestGubernatorAccess: the service is for callers with the role check and the namespace of the name; who gives back or resets needs
-// refund. What is wrong with one request is said in its answer.
+// TestGubernatorAccess: the service is for callers with the role check and the namespace of the name; who gives back or
+// resets needs refund. What is wrong with one request is said in its answer.
 func TestGubernatorAccess(t *testing.T) {
 	n, shop, all, _ := withAccess(t, nil)
 	ask := func(token string, change func(*pb.RateLimitReq)) (string, codes.Code) {
@@ -295,8 +297,8 @@ func TestGubernatorAccess(t *testing.T) {
 	}
 }
 
-// TestOwnersAreForTopology: which node decides for a key is told to callers with the role topology, and without an access file to
-// everybody. Others could pick keys by it that all lie on one node.
+// TestOwnersAreForTopology: which node decides for a key is told to callers with the role topology, and without an
+// access file to everybody. Others could pick keys by it that all lie on one node.
 func TestOwnersAreForTopology(t *testing.T) {
 	n, shop, all, _ := withAccess(t, nil)
 	open := mustStart(t, testConfig(t, "open"))

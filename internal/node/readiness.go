@@ -30,9 +30,9 @@ type condition struct {
 
 // readiness says when a node is ready. Its methods are safe for concurrent use.
 //
-// A node is ready for traffic once it is a member and each of its conditions holds. It is also ready if, as a member, it has waited for
-// patience without progress, because unreachable members must not delay it for ever. It becomes ready once, and stays so until it begins to
-// stop, even if a condition no longer holds.
+// A node is ready for traffic once it is a member and each of its conditions holds. It is also ready if, as a member,
+// it has waited for patience without progress, because unreachable members must not delay it for ever. It becomes ready
+// once, and stays so until it begins to stop, even if a condition no longer holds.
 type readiness struct {
 	cfg     readinessConfig
 	awaited atomic.Pointer[string] // what the node waited for when Settle last looked
@@ -48,8 +48,9 @@ func newReadiness(cfg readinessConfig) *readiness {
 	return r
 }
 
-// patience bounds how long a member waits for the others: one that does not answer, or has another view, must not delay it for ever. While the
-// number of its partitions grows, the node goes on waiting, because a rolling restart takes a ready node for one that holds its share.
+// patience bounds how long a member waits for the others: one that does not answer, or has another view, must not delay
+// it for ever. While the number of its partitions grows, the node goes on waiting, because a rolling restart takes a
+// ready node for one that holds its share.
 const patience = 10 * time.Second
 
 // waiting is the state of this wait. The zero value: the wait has not begun.

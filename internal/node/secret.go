@@ -16,8 +16,8 @@ const minSecret = 16
 // maxSecret is the largest size of a file with a secret, in bytes.
 const maxSecret = 64 << 10
 
-// readSecret returns the hash key derived from the cluster's secret (HKDF, RFC 5869). Without the secret, outsiders cannot find out which keys
-// share a partition. All nodes must have the same secret.
+// readSecret returns the hash key derived from the cluster's secret (HKDF, RFC 5869). Without the secret, outsiders
+// cannot find out which keys share a partition. All nodes must have the same secret.
 func readSecret(secretFile string) (ring.HashKey, error) {
 	secret, err := reload.ReadFile(secretFile, maxSecret)
 	if err != nil {

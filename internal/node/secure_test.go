@@ -54,8 +54,8 @@ func made(dir string) Security {
 	return s
 }
 
-// TestSecureBeyondLoopback: a node whose ports others can reach starts with all that keeps strangers out, or says each flag that
-// is missing, or is told that it need not.
+// TestSecureBeyondLoopback: a node whose ports others can reach starts with all that keeps strangers out, or says each
+// flag that is missing, or is told that it need not.
 func TestSecureBeyondLoopback(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "made")
@@ -108,8 +108,8 @@ func TestSecureBeyondLoopback(t *testing.T) {
 	}
 }
 
-// TestStolenGossipKey: who has the gossip key and the cluster's secret, but no certificate of the nodes' authority, is no member,
-// takes no partition, and is not ready; the nodes go on.
+// TestStolenGossipKey: who has the gossip key and the cluster's secret, but no certificate of the nodes' authority, is
+// no member, takes no partition, and is not ready; the nodes go on.
 func TestStolenGossipKey(t *testing.T) {
 	t.Parallel()
 	dir, other := filepath.Join(t.TempDir(), "made"), filepath.Join(t.TempDir(), "other")
@@ -138,8 +138,8 @@ func TestStolenGossipKey(t *testing.T) {
 	}
 }
 
-// TestCallersCertificateInForce: over HTTP, a unary call and a stream of checks, a caller is answered on an open connection for as long
-// as its certificate is good, and no longer.
+// TestCallersCertificateInForce: over HTTP, a unary call and a stream of checks, a caller is answered on an open
+// connection for as long as its certificate is good, and no longer.
 func TestCallersCertificateInForce(t *testing.T) {
 	t.Parallel()
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
@@ -209,8 +209,8 @@ func TestCallersCertificateInForce(t *testing.T) {
 	}
 }
 
-// TestPeersCertificateInForce: a node goes on with the others on open connections for as long as it takes their certificates to be
-// good, and no longer: neither as the one that asks nor as the one that is asked.
+// TestPeersCertificateInForce: a node goes on with the others on open connections for as long as it takes their
+// certificates to be good, and no longer: neither as the one that asks nor as the one that is asked.
 func TestPeersCertificateInForce(t *testing.T) {
 	t.Parallel()
 	a := certstest.NewAuthority(t, "a")

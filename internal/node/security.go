@@ -83,8 +83,8 @@ func openSecurity(of *Config) (_ *security, err error) {
 	return s, nil
 }
 
-// warnReadable logs which of the files with keys other users of the host may read. The file's group may read it: orchestrators give files to
-// processes so.
+// warnReadable logs which of the files with keys other users of the host may read. The file's group may read it:
+// orchestrators give files to processes so.
 func (s *security) warnReadable(files ...string) {
 	for _, name := range files {
 		if name == "" {
@@ -149,7 +149,8 @@ func watch[T any](s *security, what, file string, cfg reload.Config[T]) (*reload
 	return w, err
 }
 
-// openCerts opens certificates. If ownName is not empty, this node's own certificate must have that name, as it demands of others.
+// openCerts opens certificates. If ownName is not empty, this node's own certificate must have that name, as it demands
+// of others.
 func (s *security) openCerts(what string, files, flags reload.CertFiles, ownName string) (*reload.Certs, error) {
 	s.metrics.Watching(what)
 	return reload.OpenCerts(files, reload.CertConfig{

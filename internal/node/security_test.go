@@ -208,8 +208,8 @@ func secureCluster(t *testing.T, log *slog.Logger, a *certstest.Authority, chang
 
 const peerName = "spiffe://weir.test/cluster"
 
-// TestPeerTLS: nodes whose certificates are right are a cluster. One that comes with another name is none of it: it hears
-// of the others by gossip, which certificates have no part in, but nothing moves to it and nobody asks it.
+// TestPeerTLS: nodes whose certificates are right are a cluster. One that comes with another name is none of it: it
+// hears of the others by gossip, which certificates have no part in, but nothing moves to it and nobody asks it.
 func TestPeerTLS(t *testing.T) {
 	t.Parallel()
 	a := certstest.NewAuthority(t, "a")

@@ -28,7 +28,8 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// handshakeTimeout bounds the handshake of a connection: a server that stops waits for it, and gRPC's own bound is 2 min.
+// handshakeTimeout bounds the handshake of a connection: a server that stops waits for it, and gRPC's own bound is 2
+// min.
 const handshakeTimeout = 5 * time.Second
 
 // serve starts a server on each listener that is open.
@@ -115,7 +116,8 @@ func (n *Node) serveGRPC() (end func(context.Context)) {
 	server := grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.limits.grpcServer(n.cfg.Memory)), n.security.grpcServer("grpc"),
 		grpc.WaitForHandlers(true), grpc.NumStreamWorkers(streamWorkers), grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.ForceServerCodecV2(codec), experimental.BufferPool(n.buffers),
-		// Callers may ping every 10 s, as the Go client does. gRPC would end their connections, because its own least interval is 5 minutes.
+		// Callers may ping every 10 s, as the Go client does. gRPC would end their connections, because its own least
+		// interval is 5 minutes.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.ChainStreamInterceptor(n.endWithNode, callers.EndUnread), n.traceUnary(),
 	)...)
@@ -189,8 +191,8 @@ func (n *Node) serveRESP() (end func(context.Context)) {
 	}
 }
 
-// endWithNode ends streams when the node stops: a caller that watches health would otherwise keep the node running until the grace time is
-// over.
+// endWithNode ends streams when the node stops: a caller that watches health would otherwise keep the node running
+// until the grace time is over.
 func (n *Node) endWithNode(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()

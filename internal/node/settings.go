@@ -35,7 +35,8 @@ type Setting struct {
 	text   string
 }
 
-// Settings returns the settings of the struct that of points to, and of the structs in it. The flags of numbers show their defaults.
+// Settings returns the settings of the struct that of points to, and of the structs in it. The flags of numbers show
+// their defaults.
 func Settings(of any) (all []*Setting) {
 	v := reflect.ValueOf(of).Elem()
 	for i := range v.NumField() {

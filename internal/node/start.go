@@ -29,11 +29,11 @@ import (
 	"github.com/weirlimit/weir/rpc/transport"
 )
 
-// Start starts a node. It returns once every port is open and served; Settled says when the node is ready for traffic. An error names the flag
-// that is wrong, and leaves nothing running.
+// Start starts a node. It returns once every port is open and served; Settled says when the node is ready for traffic.
+// An error names the flag that is wrong, and leaves nothing running.
 //
-// Each step opens one part of the node and calls closing with the function that ends the part. A part uses only parts of earlier steps, so
-// stop ends them in the reverse order.
+// Each step opens one part of the node and calls closing with the function that ends the part. A part uses only parts
+// of earlier steps, so stop ends them in the reverse order.
 func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n = &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), health: health.NewServer()}
 	n.failing, n.fail = context.WithCancelCause(context.Background())
@@ -57,8 +57,9 @@ func (n *Node) closing(end func(context.Context)) { n.closers = append(n.closers
 // Stop is StopWithin without a bound besides the grace time. The log has what it did not complete.
 func (n *Node) Stop() { _ = n.StopWithin(context.Background()) }
 
-// StopWithin leaves the cluster, hands over what the node holds and ends everything. It takes until ctx is done or the grace time is over, and
-// then some seconds at most to close connections. A second call waits for the first. The error says what was not completed.
+// StopWithin leaves the cluster, hands over what the node holds and ends everything. It takes until ctx is done or the
+// grace time is over, and then some seconds at most to close connections. A second call waits for the first. The error
+// says what was not completed.
 func (n *Node) StopWithin(ctx context.Context) error {
 	n.stopOnce.Do(func() { n.stopErr = n.stop(ctx) })
 	return n.stopErr
@@ -95,8 +96,8 @@ func (n *Node) leave(ctx context.Context) error {
 // agreeFor bounds how long a leaving node waits for the other members.
 const agreeFor = 3 * time.Second
 
-// leaveRing takes this node out of the ring, and waits until the others have done so too, for agreeFor at most: what they send to a stopped
-// node would stay unanswered.
+// leaveRing takes this node out of the ring, and waits until the others have done so too, for agreeFor at most: what
+// they send to a stopped node would stay unanswered.
 func (n *Node) leaveRing(ctx context.Context) error {
 	active, _ := n.joined()
 	if err := n.cluster.Leave(ctx); err != nil {
@@ -264,7 +265,8 @@ func shortHash(s *policy.Set) uint32 {
 	return uint32(hash)
 }
 
-// openLimiter opens the ownership of partitions, the streams to other nodes, and the limiter, which uses them and the store.
+// openLimiter opens the ownership of partitions, the streams to other nodes, and the limiter, which uses them and the
+// store.
 func (n *Node) openLimiter() (err error) {
 	if n.recorder, err = newActivityRecorder(); err != nil {
 		return err

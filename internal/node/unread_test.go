@@ -112,8 +112,8 @@ func TestUnreadBetweenNodes(t *testing.T) {
 	})
 }
 
-// TestForgottenMessages: messages that a stream has not read when it ends count no more once the collector has freed them,
-// though the connection stays open. gRPC does not return their buffers.
+// TestForgottenMessages: messages that a stream has not read when it ends count no more once the collector has freed
+// them, though the connection stays open. gRPC does not return their buffers.
 func TestForgottenMessages(t *testing.T) {
 	n, shop, _, _ := withAccess(t, nil)
 	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)

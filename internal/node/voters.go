@@ -10,7 +10,8 @@ import (
 	"github.com/weirlimit/weir/cluster"
 )
 
-// ParseVoters returns the names in a list. A list of ordinals:N alone stands for the N lowest ordinals of the StatefulSet of the node name.
+// ParseVoters returns the names in a list. A list of ordinals:N alone stands for the N lowest ordinals of the
+// StatefulSet of the node name.
 func ParseVoters(list []string, name string) ([]string, error) {
 	if len(list) != 1 {
 		return list, nil
@@ -50,7 +51,8 @@ func checkVoters(voters []string) error {
 	return nil
 }
 
-// IsVoterCount reports whether a cluster can have n voters. An even number survives no more losses than one voter fewer.
+// IsVoterCount reports whether a cluster can have n voters. An even number survives no more losses than one voter
+// fewer.
 func IsVoterCount(n int) bool { return n == 1 || n == 3 || n == 5 }
 
 // ordinal matches a pod's name: the ordinal, which a StatefulSet puts after the last hyphen, and the text before it.

@@ -49,7 +49,8 @@ func (c *StepCounts) Total() uint64 {
 // PolicyHistory is the history of one policy.
 type PolicyHistory struct {
 	Name string // in the form of limiter.PolicyStats
-	// Steps begin with the present step, which is not complete, and go back from there. There are at most HistorySteps+1.
+	// Steps begin with the present step, which is not complete, and go back from there. There are at most
+	// HistorySteps+1.
 	Steps []StepCounts
 }
 
@@ -71,7 +72,8 @@ func NewHistory(source func() []limiter.PolicyStats) *History {
 	return &History{source: source, last: make(map[string]StepCounts)}
 }
 
-// Tick ends the present step if it is over. The caller must call it several times a second, with a clock that never runs backwards.
+// Tick ends the present step if it is over. The caller must call it several times a second, with a clock that never
+// runs backwards.
 func (h *History) Tick(mono int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -109,8 +111,8 @@ func (h *History) presentLocked() map[string]StepCounts {
 	return counts
 }
 
-// Read returns the policies that have counted anything in the steps that are kept, in order of name, and the time since the end of the newest
-// complete step. now is an instant of Tick's clock.
+// Read returns the policies that have counted anything in the steps that are kept, in order of name, and the time since
+// the end of the newest complete step. now is an instant of Tick's clock.
 func (h *History) Read(now int64) (policies []PolicyHistory, age time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -32,8 +32,8 @@ type AuditConfig struct {
 	Now func() time.Time
 	// MaxQueued bounds the bytes of lines that wait while the destination stalls. Required.
 	MaxQueued int
-	// OnError is called if a line cannot be written, for the first one after a line that could. It must not call the AuditLog, and must not
-	// wait. Required.
+	// OnError is called if a line cannot be written, for the first one after a line that could. It must not call the
+	// AuditLog, and must not wait. Required.
 	OnError func(error)
 }
 
@@ -46,12 +46,14 @@ const maxText = 1024
 // AuditStderr is the Name for standard error.
 const AuditStderr = "stderr"
 
-// AuditLog is an audit log. Its methods are safe for concurrent use. Record, Reopen and Close do nothing for a nil *AuditLog.
+// AuditLog is an audit log. Its methods are safe for concurrent use. Record, Reopen and Close do nothing for a nil
+// *AuditLog.
 //
-// It has one line of JSON for each refund, reset, change of an override or of a gossip key, and denied call, in a file or on standard error.
-// The rate of lines about denied calls is bounded, because strangers can cause them; a line says how many were left out. All other lines are
-// written, unless the destination stalls: then the first Record waits for a second at most, and lines are queued up to MaxQueued; more are
-// dropped and counted. The file is not synced, and other programs may change it.
+// It has one line of JSON for each refund, reset, change of an override or of a gossip key, and denied call, in a file
+// or on standard error. The rate of lines about denied calls is bounded, because strangers can cause them; a line says
+// how many were left out. All other lines are written, unless the destination stalls: then the first Record waits for a
+// second at most, and lines are queued up to MaxQueued; more are dropped and counted. The file is not synced, and other
+// programs may change it.
 type AuditLog struct {
 	cfg   AuditConfig
 	lines slog.Handler
@@ -88,8 +90,8 @@ func (l *AuditLog) dropped(lines uint64) {
 // Dropped returns how many lines could not be written, or were dropped because the destination stalled.
 func (l *AuditLog) Dropped() uint64 { return l.queue.Dropped() }
 
-// Reopen opens the file again, after it was moved. If that fails, the open file stays in use. It fails if the file system does not answer
-// within reload.Timeout.
+// Reopen opens the file again, after it was moved. If that fails, the open file stays in use. It fails if the file
+// system does not answer within reload.Timeout.
 func (l *AuditLog) Reopen() error {
 	if l == nil {
 		return nil

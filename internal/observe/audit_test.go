@@ -151,8 +151,8 @@ func (s *stuck) Write(p []byte) (int, error) {
 	return s.buffer.Write(p)
 }
 
-// TestAuditStall: a destination that stalls costs one caller a second, whoever comes after it nothing, and the end another second; once it
-// works again the log says how much is missing.
+// TestAuditStall: a destination that stalls costs one caller a second, whoever comes after it nothing, and the end
+// another second; once it works again the log says how much is missing.
 func TestAuditStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := &stuck{let: make(chan struct{})}
@@ -237,8 +237,8 @@ func TestOrder(t *testing.T) {
 	expect.True(t, errors.Is(err, ErrClosed) && q.Dropped() == 1, "after the end: %v, %d dropped", err, q.Dropped())
 }
 
-// TestStall: nobody waits for a writer that stalls, no more than the bound is kept, and how much was dropped is told once it works
-// again, after what was queued.
+// TestStall: nobody waits for a writer that stalls, no more than the bound is kept, and how much was dropped is told
+// once it works again, after what was queued.
 func TestStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{open: make(chan struct{})}
@@ -278,8 +278,8 @@ func TestCloseIsBounded(t *testing.T) {
 	})
 }
 
-// TestWriteThrough: a line has been written when the call returns. Of those who find the writer stalled the first one waits, until
-// it works again.
+// TestWriteThrough: a line has been written when the call returns. Of those who find the writer stalled the first one
+// waits, until it works again.
 func TestWriteThrough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{open: opened()}

@@ -8,12 +8,13 @@ import (
 	"github.com/apache/datasketches-go/frequencies"
 )
 
-// window counts the keys of the last generations in bounded memory, however many different keys there are. It compares keys, so it never takes
-// two for one. [0] is the present generation.
+// window counts the keys of the last generations in bounded memory, however many different keys there are. It compares
+// keys, so it never takes two for one. [0] is the present generation.
 //
-// The counts are those of the Misra-Gries summary of Apache DataSketches (D. Anderson et al., "A High-Performance Algorithm for Identifying
-// Frequent Items in Data Streams", IMC 2017). The true count of every key lies between the bounds that count returns. In each generation these
-// differ by at most 3.5/counters of the sum of all counts. A key whose count is below that may be missing.
+// The counts are those of the Misra-Gries summary of Apache DataSketches (D. Anderson et al., "A High-Performance
+// Algorithm for Identifying Frequent Items in Data Streams", IMC 2017). The true count of every key lies between the
+// bounds that count returns. In each generation these differ by at most 3.5/counters of the sum of all counts. A key
+// whose count is below that may be missing.
 type window [generations]*frequencies.ItemsSketch[id]
 
 // hasher places keys by a hash with a random seed, so that callers cannot choose keys that share a place.

@@ -10,8 +10,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestWindowBounds: whatever comes, every key's true count is within its bounds, these are no further apart than they are said to be, and no
-// key above the error is missing.
+// TestWindowBounds: whatever comes, every key's true count is within its bounds, these are no further apart than they
+// are said to be, and no key above the error is missing.
 func TestWindowBounds(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 1))

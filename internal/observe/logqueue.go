@@ -23,15 +23,17 @@ type LogQueueConfig struct {
 	MaxBytes int
 	// Wait bounds how long WriteThrough waits for its line to be written.
 	Wait time.Duration
-	// OnDropped, if set, is called with the number of lines that were dropped or could not be written, once the writer works again and the
-	// queue is empty. The queue's goroutine calls it: it may call Write, and must not call WriteThrough or Close.
+	// OnDropped, if set, is called with the number of lines that were dropped or could not be written, once the writer
+	// works again and the queue is empty. The queue's goroutine calls it: it may call Write, and must not call
+	// WriteThrough or Close.
 	OnDropped func(lines uint64)
 }
 
 // LogQueue is a bounded queue of lines before a writer. Its methods are safe for concurrent use.
 //
-// A writer that stalls (a pipe without a reader, a mount that does not answer) does not stall the goroutines that log: a line without room is
-// dropped and counted. Lines in the queue are lost when the process ends. The goroutine of a write that never returns is never ended.
+// A writer that stalls (a pipe without a reader, a mount that does not answer) does not stall the goroutines that log:
+// a line without room is dropped and counted. Lines in the queue are lost when the process ends. The goroutine of a
+// write that never returns is never ended.
 type LogQueue struct {
 	w    io.Writer
 	cfg  LogQueueConfig
@@ -69,8 +71,8 @@ func (q *LogQueue) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// WriteThrough queues a line and waits until it is written, LogQueueConfig.Wait at most. While the writer is stalled it does not wait: of
-// several calls one after the other, only the first waits.
+// WriteThrough queues a line and waits until it is written, LogQueueConfig.Wait at most. While the writer is stalled it
+// does not wait: of several calls one after the other, only the first waits.
 func (q *LogQueue) WriteThrough(line []byte) (int, error) {
 	written, err := q.add(line)
 	if err != nil {

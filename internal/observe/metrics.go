@@ -1,9 +1,9 @@
-// Package observe shows what a node does: Prometheus metrics, OpenTelemetry spans, the history and the top keys of its decisions, and the
-// audit log. Its memory is bounded, and a scraper or collector that stalls does not slow decisions. A key is never a label or an attribute of
-// a span.
+// Package observe shows what a node does: Prometheus metrics, OpenTelemetry spans, the history and the top keys of its
+// decisions, and the audit log. Its memory is bounded, and a scraper or collector that stalls does not slow decisions.
+// A key is never a label or an attribute of a span.
 //
-// A scraper that comes less than once a minute may miss peaks, spans and top keys may be missing, and a line of the audit log may be lost with
-// the machine.
+// A scraper that comes less than once a minute may miss peaks, spans and top keys may be missing, and a line of the
+// audit log may be lost with the machine.
 package observe
 
 import (
@@ -27,7 +27,8 @@ type MetricsConfig struct {
 	Limiter *limiter.Limiter
 	View    func() *cluster.View // returns nil for a node without gossip
 	Ready   func() bool
-	// Ownership returns what the node holds; it returns false once the runner is closed. Happened returns the events of partitions so far.
+	// Ownership returns what the node holds; it returns false once the runner is closed. Happened returns the events of
+	// partitions so far.
 	Ownership func() (runner.Status, bool)
 	Happened  func() runner.Stats
 	// LogsDropped has, by name of a log, a function that returns how many lines it has dropped.
@@ -49,9 +50,10 @@ type WatchedFile struct {
 
 // Metrics is a node's metrics page. It is safe for concurrent use.
 //
-// It counts only the durations and errors of calls, and reloads. A scrape reads all other numbers where they are kept, so that no decision
-// looks up a label. All inline limits share one label. weir_current_window_count and weir_window_utilization are peaks since the scraper's own
-// last scrape; scrapers with the same address and user agent count as one.
+// It counts only the durations and errors of calls, and reloads. A scrape reads all other numbers where they are kept,
+// so that no decision looks up a label. All inline limits share one label. weir_current_window_count and
+// weir_window_utilization are peaks since the scraper's own last scrape; scrapers with the same address and user agent
+// count as one.
 type Metrics struct {
 	cfg     MetricsConfig
 	node    *prometheus.Registry // metrics of the node, without those of the process
@@ -81,8 +83,8 @@ func NewMetrics(cfg MetricsConfig) *Metrics {
 	return m
 }
 
-// Register registers the metrics of the node, without those of the process, in another registry until end is called. The registry counts as
-// one scraper. The error is the registry's.
+// Register registers the metrics of the node, without those of the process, in another registry until end is called.
+// The registry counts as one scraper. The error is the registry's.
 func (m *Metrics) Register(to prometheus.Registerer) (end func(), err error) {
 	own := m.pageFor("")
 	return func() { to.Unregister(own) }, to.Register(own)
@@ -293,7 +295,8 @@ func (m *Metrics) readOwnership(to Lines) {
 // maxListed bounds the namespaces, and the callers, with lines of their own, because callers can make up namespaces.
 const maxListed = 20
 
-// eachShare calls do for each policy's share of the store, for the largest namespaces and callers, and once for the rest of each.
+// eachShare calls do for each policy's share of the store, for the largest namespaces and callers, and once for the
+// rest of each.
 func (m *Metrics) eachShare(do func(kind, name string, s store.Share)) {
 	policies, namespaces, callers := m.cfg.Limiter.Shares()
 	for _, s := range policies {

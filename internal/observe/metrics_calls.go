@@ -43,8 +43,8 @@ func (m *Metrics) Problem(status int) {
 	m.calls.errors.WithLabelValues("http", strconv.Itoa(status)).Inc()
 }
 
-// fromCaller reports whether a request is a POST or for /v1/forward-auth, whose method is that of the request which a gateway asks about.
-// Others are those of operators.
+// fromCaller reports whether a request is a POST or for /v1/forward-auth, whose method is that of the request which a
+// gateway asks about. Others are those of operators.
 func fromCaller(r *http.Request) bool {
 	return r.Method == http.MethodPost || r.URL.Path == "/v1/forward-auth"
 }
@@ -87,7 +87,8 @@ func (m *Metrics) GRPC(method string, took time.Duration, err error) {
 	}
 }
 
-// Hops measures messages to other nodes. It is a collector for MetricsConfig.Collectors, and is safe for concurrent use.
+// Hops measures messages to other nodes. It is a collector for MetricsConfig.Collectors, and is safe for concurrent
+// use.
 type Hops struct {
 	prometheus.Collector
 	answered, lost hop

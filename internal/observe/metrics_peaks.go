@@ -8,11 +8,12 @@ import (
 	"github.com/weirlimit/weir/limiter"
 )
 
-// maxScrapers bounds the scrapers that are told apart. A new one beyond that replaces the one whose last scrape is the oldest.
+// maxScrapers bounds the scrapers that are told apart. A new one beyond that replaces the one whose last scrape is the
+// oldest.
 const maxScrapers = 16
 
-// peaks gives every scraper the peaks since its own last scrape, so that two Prometheus servers, or a person who looks at the page, do not
-// take them from each other. Its methods are safe for concurrent use.
+// peaks gives every scraper the peaks since its own last scrape, so that two Prometheus servers, or a person who looks
+// at the page, do not take them from each other. Its methods are safe for concurrent use.
 type peaks struct {
 	mu       sync.Mutex
 	scrapers map[string]*scraper

@@ -7,14 +7,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// Security counts denied and rejected connections and requests, and reloads of security files, and shows when certificates expire. It is a
-// collector for MetricsConfig.Collectors, and is safe for concurrent use.
+// Security counts denied and rejected connections and requests, and reloads of security files, and shows when
+// certificates expire. It is a collector for MetricsConfig.Collectors, and is safe for concurrent use.
 type Security struct {
 	prometheus.Collector
 	denied, reloads, panics *prometheus.CounterVec
 }
 
-// NewSecurity returns a Security. Each scrape calls expiries, which returns when the certificates in force expire, by use.
+// NewSecurity returns a Security. Each scrape calls expiries, which returns when the certificates in force expire, by
+// use.
 func NewSecurity(expiries func() map[string]time.Time) *Security {
 	registry := prometheus.NewRegistry()
 	counters := func(name, help string, labels ...string) *prometheus.CounterVec {

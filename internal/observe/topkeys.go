@@ -25,7 +25,8 @@ const (
 // counters is the size of each sketch: it finds a key that has 0.7 % of a generation's decisions (or refusals).
 const counters = 512
 
-// The states of maxStates keys are kept. When there are more, the keepFullest fullest stay; the next decision on a busy key brings it back.
+// The states of maxStates keys are kept. When there are more, the keepFullest fullest stay; the next decision on a busy
+// key brings it back.
 const maxStates, keepFullest = 1024, 640
 
 // fullness returns the used share of a limit: 0 to 1, or more if the limit was lowered.
@@ -50,12 +51,14 @@ type state struct {
 
 // TopKeys counts decisions by key. It is safe for concurrent use.
 //
-// It gets a sample of a limiter's decisions, and forgets them after about a minute. Its counts are estimates, for two reasons. Heavy hitters
-// are counted within bounds (see window), which a row has. And if a node decides more than 10,000 checks a second, each recorded decision
-// stands for w decisions, which adds an error of about √(n·w) to a count of n.
+// It gets a sample of a limiter's decisions, and forgets them after about a minute. Its counts are estimates, for two
+// reasons. Heavy hitters are counted within bounds (see window), which a row has. And if a node decides more than
+// 10,000 checks a second, each recorded decision stands for w decisions, which adds an error of about √(n·w) to a count
+// of n.
 //
-// It may miss a key with less than 1 % of a node's decisions if there are thousands of keys, and a full key that is hardly asked about on a
-// busy node. It does not count refusals by clients from memory. Admissions from loans are counted when borrowers report them.
+// It may miss a key with less than 1 % of a node's decisions if there are thousands of keys, and a full key that is
+// hardly asked about on a busy node. It does not count refusals by clients from memory. Admissions from loans are
+// counted when borrowers report them.
 type TopKeys struct {
 	mu      sync.Mutex
 	all     window
@@ -133,8 +136,8 @@ func (r *TopKeys) Tick(mono int64) {
 	}
 }
 
-// Top returns the first n keys by each of the orders, each key once, in no order, for how long their decisions have been counted. It leaves
-// out keys for whose scope wanted returns false (nil: none). now is an instant of Tick's clock.
+// Top returns the first n keys by each of the orders, each key once, in no order, for how long their decisions have
+// been counted. It leaves out keys for whose scope wanted returns false (nil: none). now is an instant of Tick's clock.
 func (r *TopKeys) Top(now int64, n int, wanted func(scope string) bool, orders ...weirv1.KeyOrder) (rows []*peerv1.KeyActivity, since time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -173,8 +176,9 @@ func (r *TopKeys) rows(by weirv1.KeyOrder, wanted func(scope string) bool) (rows
 	return rows
 }
 
-// row returns the row of a key. Its counts are estimates for the time of the window, and the true ones differ by at most the error, apart from
-// the error of sampling. Its limit is the one with the least room in the key's last sample; 0: not known.
+// row returns the row of a key. Its counts are estimates for the time of the window, and the true ones differ by at
+// most the error, apart from the error of sampling. Its limit is the one with the least room in the key's last sample;
+// 0: not known.
 func (r *TopKeys) row(k id) *peerv1.KeyActivity {
 	row := &peerv1.KeyActivity{Scope: k.scope, Key: k.key}
 	row.Decisions, row.DecisionsError = estimate(&r.all, k)
@@ -210,8 +214,8 @@ func SortRows(rows []*peerv1.KeyActivity, by weirv1.KeyOrder) {
 	})
 }
 
-// MergeRows sums the rows of several nodes. If several nodes have seen a key, its limit is that of the node with the most decisions of it. The
-// rows belong to the result then.
+// MergeRows sums the rows of several nodes. If several nodes have seen a key, its limit is that of the node with the
+// most decisions of it. The rows belong to the result then.
 func MergeRows(lists ...[]*peerv1.KeyActivity) []*peerv1.KeyActivity {
 	at := make(map[id]int)
 	seen := make(map[id]int64)

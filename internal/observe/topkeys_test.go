@@ -99,7 +99,8 @@ func TestForgets(t *testing.T) {
 	}
 }
 
-// However many keys there are, memory is bounded, and a key with much of what goes on is found among them, as is a full one.
+// However many keys there are, memory is bounded, and a key with much of what goes on is found among them, as is a full
+// one.
 func TestManyKeys(t *testing.T) {
 	r := newRecorder(t)
 	const others = 50_000

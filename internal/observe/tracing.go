@@ -31,12 +31,13 @@ import (
 
 // TracingConfig configures a Tracer.
 type TracingConfig struct {
-	// Endpoint is the collector's address for OTLP over gRPC: http://HOST:PORT in plain text, https://HOST:PORT with TLS.
+	// Endpoint is the collector's address for OTLP over gRPC: http://HOST:PORT in plain text, https://HOST:PORT with
+	// TLS.
 	Endpoint string
 	// Sample is the share, 0 to 1, of calls without a trace context that are traced.
 	Sample float64
-	// CallerRate bounds how many calls a second are traced because their callers ask for it, of all callers together; 0: none. As many as a
-	// second's may come at once.
+	// CallerRate bounds how many calls a second are traced because their callers ask for it, of all callers together;
+	// 0: none. As many as a second's may come at once.
 	CallerRate float64
 	// Node and Version describe this process.
 	Node, Version string
@@ -56,12 +57,13 @@ const exportTimeout = 5 * time.Second
 
 // Tracer makes spans. Its methods are safe for concurrent use.
 //
-// Spans are made for the call at the node that was asked, for the forward to another node, and for the decision there. A span has policy,
-// result, partition and term.
+// Spans are made for the call at the node that was asked, for the forward to another node, and for the decision there.
+// A span has policy, result, partition and term.
 //
-// A call is traced if its caller asks for it (W3C Trace Context, with the sampled flag), up to CallerRate, or at random (Sample). A call that
-// is not traced costs a look at its headers. The number of calls in progress, of attributes of a span, and of spans that wait for the
-// collector is bounded. Beyond the bounds spans are dropped, never calls. The Tracer passes no trace state or baggage on.
+// A call is traced if its caller asks for it (W3C Trace Context, with the sampled flag), up to CallerRate, or at random
+// (Sample). A call that is not traced costs a look at its headers. The number of calls in progress, of attributes of a
+// span, and of spans that wait for the collector is bounded. Beyond the bounds spans are dropped, never calls. The
+// Tracer passes no trace state or baggage on.
 type Tracer struct {
 	sample   float64
 	asked    *rate.Limiter // for calls whose callers ask for a trace
@@ -130,8 +132,8 @@ func (t *Tracer) Close(ctx context.Context) error {
 	return nil
 }
 
-// patient is an exporter that logs its first error, and then nothing until it works again. Without it, errors would go to a handler that the
-// whole process shares.
+// patient is an exporter that logs its first error, and then nothing until it works again. Without it, errors would go
+// to a handler that the whole process shares.
 type patient struct {
 	sdktrace.SpanExporter
 	log    *slog.Logger
@@ -152,7 +154,8 @@ func (p *patient) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 	return nil
 }
 
-// begin begins the span of a call from a caller. It returns a nil span if the call is not traced. parent is the caller's context.
+// begin begins the span of a call from a caller. It returns a nil span if the call is not traced. parent is the
+// caller's context.
 func (t *Tracer) begin(ctx context.Context, parent trace.SpanContext, name string) (context.Context, trace.Span) {
 	if parent.IsValid() {
 		if !parent.IsSampled() || !t.asked.Allow() {
@@ -226,7 +229,8 @@ func (s span) Context() string {
 // Peer implements limiter.Span.
 func (s span) Peer(name string) { s.SetAttributes(attribute.String("weir.peer", name)) }
 
-// End implements limiter.Span. If there is one operation, its attributes are the span's; if there are several, each is an event.
+// End implements limiter.Span. If there is one operation, its attributes are the span's; if there are several, each is
+// an event.
 func (s span) End(ops []limiter.Traced) {
 	for i := range ops {
 		about := spanAttributes(&ops[i])
@@ -290,9 +294,9 @@ func (t *Tracer) HTTP(next http.Handler) http.Handler {
 	})
 }
 
-// Streamed begins the span of one request of a stream. parent has the ids of the caller's span, in the form of limiter.Span.Context; without a
-// parent, the request is traced at random. below is the parent for spans below this one. end ends the span with the status of the answer; it
-// is nil if the request is not traced.
+// Streamed begins the span of one request of a stream. parent has the ids of the caller's span, in the form of
+// limiter.Span.Context; without a parent, the request is traced at random. below is the parent for spans below this
+// one. end ends the span with the status of the answer; it is nil if the request is not traced.
 func (t *Tracer) Streamed(name, parent string) (below string, end func(grpccodes.Code)) {
 	if parent == "" && t.sample == 0 {
 		return "", nil

@@ -272,8 +272,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// FuzzTraceparent: whatever a header says, its ids are valid or there is no context, and the header that such a context makes is
-// read again as the same.
+// FuzzTraceparent: whatever a header says, its ids are valid or there is no context, and the header that such a context
+// makes is read again as the same.
 func FuzzTraceparent(f *testing.F) {
 	for _, header := range []string{
 		"", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-00000000000000000000000000000000-00f067aa0ba902b7-01",

@@ -1,4 +1,5 @@
-// Package panics turns a panic into an error, so that a goroutine can pass it to the goroutine that answers the request, or log it.
+// Package panics turns a panic into an error, so that a goroutine can pass it to the goroutine that answers the
+// request, or log it.
 //
 // A lock that the function did not release by defer stays locked.
 package panics
@@ -40,8 +41,8 @@ func Tell(told func(*Error), f func()) {
 	f()
 }
 
-// From returns the panic for the value of recover in a deferred function; nil for nil. For a panic that a Group has passed on, it returns the
-// original one, with its stack.
+// From returns the panic for the value of recover in a deferred function; nil for nil. For a panic that a Group has
+// passed on, it returns the original one, with its stack.
 func From(v any) *Error {
 	if v == nil {
 		return nil
@@ -52,9 +53,9 @@ func From(v any) *Error {
 	return &Error{Value: v, Stack: debug.Stack()}
 }
 
-// Group runs functions for one request, each in its own goroutine. If some panic, Wait panics with the first such *Error, in the goroutine
-// that answers the request: there it ends the request and not the process. The zero value is ready for use, and has no limit. One goroutine at
-// a time may call its methods.
+// Group runs functions for one request, each in its own goroutine. If some panic, Wait panics with the first such
+// *Error, in the goroutine that answers the request: there it ends the request and not the process. The zero value is
+// ready for use, and has no limit. One goroutine at a time may call its methods.
 type Group struct {
 	running errgroup.Group
 }

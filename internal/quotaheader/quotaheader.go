@@ -1,5 +1,6 @@
-// Package quotaheader writes the HTTP header fields of a decision that tell a caller how much of its quota is left: those of
-// draft-ietf-httpapi-ratelimit-headers-10, the older X-RateLimit fields, and Retry-After. It does not choose the status of an answer.
+// Package quotaheader writes the HTTP header fields of a decision that tell a caller how much of its quota is left:
+// those of draft-ietf-httpapi-ratelimit-headers-10, the older X-RateLimit fields, and Retry-After. It does not choose
+// the status of an answer.
 package quotaheader
 
 import (
@@ -19,8 +20,8 @@ func RetryAfter(d *limit.Decision) (wait time.Duration, ok bool) {
 	return d.RetryAfter, d.RetryAfter != algo.Never
 }
 
-// SetRetryAfter sets Retry-After for a refusal, in whole seconds rounded up: 1 if the decision failed closed, no field if the request can
-// never pass.
+// SetRetryAfter sets Retry-After for a refusal, in whole seconds rounded up: 1 if the decision failed closed, no field
+// if the request can never pass.
 func SetRetryAfter(h http.Header, d *limit.Decision) {
 	if d.FailedClosed {
 		h.Set("Retry-After", "1")
@@ -68,19 +69,22 @@ const (
 
 var yes = []string{"true"}
 
-// maxField is the largest integer of a structured field (RFC 9651, section 3.3.1), which is less than the largest limit.
+// maxField is the largest integer of a structured field (RFC 9651, section 3.3.1), which is less than the largest
+// limit.
 const maxField = 999_999_999_999_999
 
-// Set sets the header fields that say how much is left: those of draft-ietf-httpapi-ratelimit-headers-10, the three older ones, and NearLimit
-// and Banned. It sets none if there is no quota (unlimited) or it is not known (the decision failed open or closed).
+// Set sets the header fields that say how much is left: those of draft-ietf-httpapi-ratelimit-headers-10, the three
+// older ones, and NearLimit and Banned. It sets none if there is no quota (unlimited) or it is not known (the decision
+// failed open or closed).
 //
-// Windows are rounded up to whole seconds, because the draft has only these: a caller that paces itself by them is slower than it need be,
-// never faster. For a bucket, the window is the time in which it fills, so that q per w is the lasting rate. The draft's t, "until additional
-// quota is made available", is Retry-After for a limit that refuses, which it should not exceed. If no limit refuses, t is the time until the
-// quota is whole again.
+// Windows are rounded up to whole seconds, because the draft has only these: a caller that paces itself by them is
+// slower than it need be, never faster. For a bucket, the window is the time in which it fills, so that q per w is the
+// lasting rate. The draft's t, "until additional quota is made available", is Retry-After for a limit that refuses,
+// which it should not exceed. If no limit refuses, t is the time until the quota is whole again.
 //
-// A policy with several limits has a list member for each: the first under the policy's name, the others under name/2, name/3 and so on. These
-// are distinct, as they must be, and never the name of another policy, because names have no slash.
+// A policy with several limits has a list member for each: the first under the policy's name, the others under name/2,
+// name/3 and so on. These are distinct, as they must be, and never the name of another policy, because names have no
+// slash.
 //
 // Set writes the values into buf, and returns it for the next call; buf may be nil.
 func Set(h http.Header, buf []byte, d *limit.Decision) []byte {
@@ -151,8 +155,8 @@ func resetSeconds(d *limit.Decision, l *limit.LimitStatus) int64 {
 	return RoundUp(l.RetryAfter, time.Second)
 }
 
-// appendMember begins the list member of the policy's i-th limit, in a list that starts at from. The name becomes a string of a structured
-// field: other characters than printable ASCII are left out, quotes and backslashes are escaped.
+// appendMember begins the list member of the policy's i-th limit, in a list that starts at from. The name becomes a
+// string of a structured field: other characters than printable ASCII are left out, quotes and backslashes are escaped.
 func appendMember(b []byte, from int, name string, i int) []byte {
 	if len(b) > from {
 		b = append(b, ", "...)

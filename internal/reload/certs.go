@@ -27,25 +27,28 @@ type CertFiles struct {
 type CertConfig struct {
 	// Flags are the names of the settings of the files, for messages.
 	Flags CertFiles
-	// OwnName is for both sides of a connection that demand the same of each other, as nodes do. Cert must then be issued by an authority in
-	// CA, be valid for both ends of a connection, and have this name (see Rules.Name). Other files are rejected, by OpenCerts too, because
-	// other nodes would reject the certificate. A certificate that is not valid yet is accepted, because clocks differ. Empty: not checked.
+	// OwnName is for both sides of a connection that demand the same of each other, as nodes do. Cert must then be
+	// issued by an authority in CA, be valid for both ends of a connection, and have this name (see Rules.Name). Other
+	// files are rejected, by OpenCerts too, because other nodes would reject the certificate. A certificate that is not
+	// valid yet is accepted, because clocks differ. Empty: not checked.
 	OwnName string
-	// OnChange is called when new files are in force, and OnError when changed files are invalid: the earlier ones stay in force. Neither is
-	// called for the files that OpenCerts itself loads. The calls are one at a time, and must not call Close. Both may be nil.
+	// OnChange is called when new files are in force, and OnError when changed files are invalid: the earlier ones stay
+	// in force. Neither is called for the files that OpenCerts itself loads. The calls are one at a time, and must not
+	// call Close. Both may be nil.
 	OnChange func()
 	OnError  func(error)
 	// Now returns the time by which certificates expire. Nil: time.Now.
 	Now func() time.Time
 }
 
-// Certs is the certificate, key and authorities in files. It is safe for concurrent use. When its Watcher is closed, the contents in force
-// stay in use.
+// Certs is the certificate, key and authorities in files. It is safe for concurrent use. When its Watcher is closed,
+// the contents in force stay in use.
 //
-// Certs verifies the other side's certificate itself, at every connection, also a resumed one, against the authorities in force at that
-// moment. crypto/tls does not: it gives no reason of a rejection, and cannot have one name stand for a whole cluster. A connection is bound to
-// the certificate that the other side presented: it ends when that certificate expires, or is no longer valid under the authorities in force.
-// Revocation is not checked: a certificate is valid until it expires or its authority is removed from the file.
+// Certs verifies the other side's certificate itself, at every connection, also a resumed one, against the authorities
+// in force at that moment. crypto/tls does not: it gives no reason of a rejection, and cannot have one name stand for a
+// whole cluster. A connection is bound to the certificate that the other side presented: it ends when that certificate
+// expires, or is no longer valid under the authorities in force. Revocation is not checked: a certificate is valid
+// until it expires or its authority is removed from the file.
 type Certs struct {
 	*Watcher[*certContent]
 	files CertFiles
@@ -96,7 +99,8 @@ func OpenCerts(files CertFiles, cfg CertConfig) (*Certs, error) {
 	return s, nil
 }
 
-// Client reads the files once, for a client that verifies servers as crypto/tls does. Its errors begin with the names of the settings.
+// Client reads the files once, for a client that verifies servers as crypto/tls does. Its errors begin with the names
+// of the settings.
 func (f CertFiles) Client(settings CertFiles) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f == (CertFiles{}) {
@@ -168,8 +172,8 @@ func (c *certContent) chain() ([]*x509.Certificate, error) {
 	return x509.ParseCertificates(slices.Concat(c.cert.Certificate...))
 }
 
-// Authorities parses certificates in PEM form. Unlike x509.CertPool.AppendCertsFromPEM it ignores no block: without the error, an ignored
-// authority would show only when a caller is rejected.
+// Authorities parses certificates in PEM form. Unlike x509.CertPool.AppendCertsFromPEM it ignores no block: without the
+// error, an ignored authority would show only when a caller is rejected.
 func Authorities(data []byte) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	for n := 1; ; n++ {
@@ -222,11 +226,11 @@ const (
 type Rules struct {
 	MinVersion uint16 // of TLS, a constant of crypto/tls
 	Demand     Demand // of servers; a client always requires the server's certificate
-	// Name must be among the DNS and URI names in the certificate's subject alternative names, exactly, whatever the name of the host. Empty:
-	// a server accepts any name; a client must set it.
+	// Name must be among the DNS and URI names in the certificate's subject alternative names, exactly, whatever the
+	// name of the host. Empty: a server accepts any name; a client must set it.
 	Name string
-	// Rejected, if set, is called for every certificate that was rejected, and for one that was missing. from is the other side's address;
-	// nil: it is a server.
+	// Rejected, if set, is called for every certificate that was rejected, and for one that was missing. from is the
+	// other side's address; nil: it is a server.
 	Rejected func(from net.Addr, err *RejectedError)
 }
 
@@ -249,7 +253,8 @@ func (e *RejectedError) Error() string { return "certs: " + e.err.Error() }
 
 func (e *RejectedError) Unwrap() error { return e.err }
 
-// Server returns the TLS configuration of a listener. protocols are those of ALPN, the preferred first. CertFiles must have a certificate.
+// Server returns the TLS configuration of a listener. protocols are those of ALPN, the preferred first. CertFiles must
+// have a certificate.
 func (s *Certs) Server(rules Rules, protocols ...string) *tls.Config {
 	config := func(conn net.Conn) *tls.Config {
 		c := s.Current()
@@ -274,11 +279,12 @@ func (s *Certs) Server(rules Rules, protocols ...string) *tls.Config {
 			out.Certificates = []tls.Certificate{*c.cert}
 		}
 		if rules.Demand != Nothing {
-			// ClientCAs only tells clients which of their certificates to present; verify decides, by the authorities then in force.
+			// ClientCAs only tells clients which of their certificates to present; verify decides, by the authorities
+			// then in force.
 			out.ClientAuth, out.ClientCAs = tls.RequestClientCert, c.roots
 		}
-		// In a resumed session no certificate is presented anew: a certificate that was replaced, or an authority that was removed, would stay
-		// valid as long as the ticket.
+		// In a resumed session no certificate is presented anew: a certificate that was replaced, or an authority that
+		// was removed, would stay valid as long as the ticket.
 		out.SessionTicketsDisabled = rules.Demand != Nothing
 		return out
 	}
@@ -287,8 +293,8 @@ func (s *Certs) Server(rules Rules, protocols ...string) *tls.Config {
 	return outer
 }
 
-// Client returns the TLS configuration of a client, whose server's certificate must be issued by an authority in CertFiles and have
-// rules.Name.
+// Client returns the TLS configuration of a client, whose server's certificate must be issued by an authority in
+// CertFiles and have rules.Name.
 func (s *Certs) Client(rules Rules) *tls.Config {
 	rules.Demand = Required
 	return &tls.Config{
@@ -299,8 +305,8 @@ func (s *Certs) Client(rules Rules) *tls.Config {
 			}
 			return new(tls.Certificate), nil // for crypto/tls: no certificate
 		},
-		// crypto/tls would use the authorities at the time of this call, and does not check URI names. VerifyConnection checks all that it
-		// leaves out.
+		// crypto/tls would use the authorities at the time of this call, and does not check URI names. VerifyConnection
+		// checks all that it leaves out.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			_, err := s.verify(state, rules, nil, x509.ExtKeyUsageServerAuth)
@@ -309,14 +315,15 @@ func (s *Certs) Client(rules Rules) *tls.Config {
 	}
 }
 
-// Bound is a connection that calls check after each read and before each write, and ends with its first error. If the connection that a
-// listener passes to TLS implements Bound, it is bound to the certificate that the other side presents.
+// Bound is a connection that calls check after each read and before each write, and ends with its first error. If the
+// connection that a listener passes to TLS implements Bound, it is bound to the certificate that the other side
+// presents.
 type Bound interface {
 	CheckWith(check func() error)
 }
 
-// BindClient returns conn bound to the server's certificate. state is that of its handshake, which had the configuration of Client with the
-// same rules.
+// BindClient returns conn bound to the server's certificate. state is that of its handshake, which had the
+// configuration of Client with the same rules.
 func (s *Certs) BindClient(conn net.Conn, state tls.ConnectionState, rules Rules) (net.Conn, error) {
 	rules.Demand = Required
 	check, err := s.verify(state, rules, nil, x509.ExtKeyUsageServerAuth)
@@ -366,7 +373,8 @@ type verdict struct {
 	err     error
 }
 
-// verify is the one place where certificates are verified. check verifies the certificate again later; it is nil if there is no certificate.
+// verify is the one place where certificates are verified. check verifies the certificate again later; it is nil if
+// there is no certificate.
 func (s *Certs) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) (check func() error, _ error) {
 	refused := func(err *RejectedError) *RejectedError {
 		if rules.Rejected != nil {

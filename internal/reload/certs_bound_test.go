@@ -46,7 +46,8 @@ func echo(t *testing.T, config *tls.Config) (address string) {
 	return l.Addr().String()
 }
 
-// TestBoundConnections: a connection goes on for as long as the other side's certificate is good, and no longer: at either end.
+// TestBoundConnections: a connection goes on for as long as the other side's certificate is good, and no longer: at
+// either end.
 func TestBoundConnections(t *testing.T) {
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	const name = "node.test"

@@ -22,9 +22,9 @@ var ErrNotRegular = errors.New("not a regular file")
 // The error of a read of a directory wraps ErrDirectory, which wraps ErrNotRegular.
 var ErrDirectory = fmt.Errorf("%w but a directory", ErrNotRegular)
 
-// ReadPrefix returns the first limit bytes of a regular file, or all of a shorter one. It follows symbolic links. It rejects anything else,
-// such as a pipe, a device or a directory, without waiting for the process at the other end. It returns when the file system answers, which
-// may be never.
+// ReadPrefix returns the first limit bytes of a regular file, or all of a shorter one. It follows symbolic links. It
+// rejects anything else, such as a pipe, a device or a directory, without waiting for the process at the other end. It
+// returns when the file system answers, which may be never.
 func ReadPrefix(name string, limit int64) (content []byte, err error) {
 	// With O_NONBLOCK a pipe is opened at once. Without it, the call would wait for a writer.
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -45,8 +45,9 @@ func ReadPrefix(name string, limit int64) (content []byte, err error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// ReadFile returns the content of a regular file, as ReadPrefix reads it. It fails if the file has more than limit bytes, or cannot be read
-// within Timeout; the read then goes on in its goroutine. It is for programs that read a file once, when they start.
+// ReadFile returns the content of a regular file, as ReadPrefix reads it. It fails if the file has more than limit
+// bytes, or cannot be read within Timeout; the read then goes on in its goroutine. It is for programs that read a file
+// once, when they start.
 func ReadFile(name string, limit int64) ([]byte, error) {
 	return within(name, Timeout, func() ([]byte, error) {
 		content, err := ReadPrefix(name, limit+1)
@@ -57,8 +58,8 @@ func ReadFile(name string, limit int64) ([]byte, error) {
 	})
 }
 
-// ReadableByOthers reports whether users other than the file's owner and group may read it. It fails if the file system does not answer within
-// Timeout.
+// ReadableByOthers reports whether users other than the file's owner and group may read it. It fails if the file system
+// does not answer within Timeout.
 func ReadableByOthers(name string) (bool, error) {
 	return within(name, Timeout, func() (bool, error) {
 		info, err := os.Stat(name)
@@ -66,8 +67,8 @@ func ReadableByOthers(name string) (bool, error) {
 	})
 }
 
-// OpenAppend opens a file for appending, and creates it, for its owner alone, if it does not exist. It fails for a pipe without a reader, and
-// if the file system does not answer within Timeout. Writes to the file may wait without bound.
+// OpenAppend opens a file for appending, and creates it, for its owner alone, if it does not exist. It fails for a pipe
+// without a reader, and if the file system does not answer within Timeout. Writes to the file may wait without bound.
 func OpenAppend(name string) (*os.File, error) {
 	return within(name, Timeout, func() (*os.File, error) {
 		return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NONBLOCK, 0o600)

@@ -8,16 +8,17 @@ import (
 	"sync"
 )
 
-// Replacer replaces the whole content of a file, which only its owner may read. Its methods are safe for concurrent use.
+// Replacer replaces the whole content of a file, which only its owner may read. Its methods are safe for concurrent
+// use.
 type Replacer struct {
 	Name string
 
 	mu sync.Mutex // held by the one call that writes, even after Replace has returned because of Timeout
 }
 
-// Replace writes a new content, and creates the file if it does not exist. If it returns nil, the content is on disk. If it fails, the file
-// has this content or the one before, and is whole, even if the machine loses power meanwhile. If the file system does not answer within
-// Timeout, Replace fails, and later calls fail at once until the first one ends.
+// Replace writes a new content, and creates the file if it does not exist. If it returns nil, the content is on disk.
+// If it fails, the file has this content or the one before, and is whole, even if the machine loses power meanwhile. If
+// the file system does not answer within Timeout, Replace fails, and later calls fail at once until the first one ends.
 func (r *Replacer) Replace(content []byte) error {
 	if !r.mu.TryLock() {
 		return &fs.PathError{Op: "write", Path: r.Name, Err: ErrTimeout}

@@ -1,13 +1,16 @@
-// Package reload keeps values that are made of files up to date: any value, by a [Watcher], and certificates, keys and authorities for TLS, by
-// [Certs]. It also reads small files with bounds on their size and on the time, and replaces files.
+// Package reload keeps values that are made of files up to date: any value, by a [Watcher], and certificates, keys and
+// authorities for TLS, by [Certs]. It also reads small files with bounds on their size and on the time, and replaces
+// files.
 //
-// A Watcher reads its files twice a second, and when Reload is called. It puts a new value into force only if the content is valid. It
-// compares contents, so that the kind of file system, and the way in which a file is replaced, do not matter. It may miss a content that a
-// file had for a short time. If several files must belong together, Parse must check that, and reject them otherwise.
+// A Watcher reads its files twice a second, and when Reload is called. It puts a new value into force only if the
+// content is valid. It compares contents, so that the kind of file system, and the way in which a file is replaced, do
+// not matter. It may miss a content that a file had for a short time. If several files must belong together, Parse must
+// check that, and reject them otherwise.
 //
-// A file system may never answer, such as a mount whose server is gone, and a call that waits for it cannot be interrupted. At most one
-// goroutine of a Watcher waits for it, and nothing else does. The Watcher reports the delay, the value in force stays, and the files are read
-// again when the file system answers. Functions with a timeout leave such a call in its goroutine.
+// A file system may never answer, such as a mount whose server is gone, and a call that waits for it cannot be
+// interrupted. At most one goroutine of a Watcher waits for it, and nothing else does. The Watcher reports the delay,
+// the value in force stays, and the files are read again when the file system answers. Functions with a timeout leave
+// such a call in its goroutine.
 package reload
 
 import (
@@ -23,16 +26,18 @@ import (
 
 // Config configures a Watcher.
 type Config[T any] struct {
-	// Parse makes a value of the contents of the files, in the order of their names. It may be called several times for one content, and must
-	// not keep it. Required.
+	// Parse makes a value of the contents of the files, in the order of their names. It may be called several times for
+	// one content, and must not keep it. Required.
 	Parse func(contents [][]byte) (T, error)
-	// Read returns the first limit bytes of a file. Nil stands for ReadPrefix. Another function may read something else than a single file,
-	// such as all files of a directory.
+	// Read returns the first limit bytes of a file. Nil stands for ReadPrefix. Another function may read something else
+	// than a single file, such as all files of a directory.
 	Read func(name string, limit int64) ([]byte, error)
-	// OnChange, if set, is called with a new value after it is in force. It is not called for the value that Open loads.
+	// OnChange, if set, is called with a new value after it is in force. It is not called for the value that Open
+	// loads.
 	OnChange func(T)
-	// OnError, if set, is called when a file cannot be read (an error that wraps the operating system's, ErrNotRegular or ErrTimeout), or when
-	// Parse rejects the contents. It is called once while the contents stay the same. The value in force stays.
+	// OnError, if set, is called when a file cannot be read (an error that wraps the operating system's, ErrNotRegular
+	// or ErrTimeout), or when Parse rejects the contents. It is called once while the contents stay the same. The value
+	// in force stays.
 	OnError func(error)
 	// MaxSize bounds the bytes of each file. 0 stands for 1 MiB.
 	MaxSize int64
@@ -46,10 +51,10 @@ const (
 	defaultSize = 1 << 20
 )
 
-// Watcher keeps a value up to date with files. It takes a content when two reads in a row have found it, so that it does not take a file that
-// is being written, or was emptied for that. One goroutine makes the calls of Config, one at a time, and Close waits for it; so these calls
-// must not call Close. Another goroutine reads the files, one read at a time. Close does not wait for a read in progress, which ends when the
-// file system answers.
+// Watcher keeps a value up to date with files. It takes a content when two reads in a row have found it, so that it
+// does not take a file that is being written, or was emptied for that. One goroutine makes the calls of Config, one at
+// a time, and Close waits for it; so these calls must not call Close. Another goroutine reads the files, one read at a
+// time. Close does not wait for a read in progress, which ends when the file system answers.
 type Watcher[T any] struct {
 	files    []string
 	cfg      Config[T]
@@ -93,7 +98,8 @@ func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	return w, err
 }
 
-// Open loads files. They must be valid now; while they are watched they may become invalid, be replaced, disappear and come back.
+// Open loads files. They must be valid now; while they are watched they may become invalid, be replaced, disappear and
+// come back.
 func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	w := &Watcher[T]{files: files, cfg: cfg, looks: make(chan look, 1), reload: fifo.NewSignal(), stop: make(chan struct{})}
 	w.cfg.MaxSize, w.cfg.poll = cmp.Or(cfg.MaxSize, defaultSize), cmp.Or(cfg.poll, defaultPoll)
@@ -120,7 +126,8 @@ func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 // names returns the names of the files, for an error about all of them.
 func (w *Watcher[T]) names() string { return strings.Join(w.files, ", ") }
 
-// Watch watches the files until Close. OnChange is also called for a change since Open. Call Watch once, and not after Close.
+// Watch watches the files until Close. OnChange is also called for a change since Open. Call Watch once, and not after
+// Close.
 func (w *Watcher[T]) Watch() { w.work.Go(w.run) }
 
 // Current returns the value in force.
@@ -137,7 +144,8 @@ func (w *Watcher[T]) Err() error {
 // Timeouts returns how many reads have taken longer than the timeout.
 func (w *Watcher[T]) Timeouts() uint64 { return w.timeouts.Load() }
 
-// Reload has the files read at once. An error is reported even if it was reported before. Reload does not wait for the read.
+// Reload has the files read at once. An error is reported even if it was reported before. Reload does not wait for the
+// read.
 func (w *Watcher[T]) Reload() { w.reload.Set() }
 
 // Close ends the watch, and waits until no call of Config is in progress. Current and Err keep their last values.

@@ -377,8 +377,8 @@ func (h *hang) end() {
 	h.free = nil
 }
 
-// TestWatchHang: a file system that does not answer holds one read and nothing else. What is in force stays, a reload that is
-// asked for is answered, and the content is taken when the file system is back.
+// TestWatchHang: a file system that does not answer holds one read and nothing else. What is in force stays, a reload
+// that is asked for is answered, and the content is taken when the file system is back.
 func TestWatchHang(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "file")
 	write(t, name, content(1))

@@ -60,7 +60,8 @@ func newCandidate(p *policy.Policy) *candidate {
 	return c
 }
 
-// span returns the length of a limit's window. For a calendar window, it is the longest that no change of clocks makes longer.
+// span returns the length of a limit's window. For a calendar window, it is the longest that no change of clocks makes
+// longer.
 func span(l *algo.Limit) time.Duration {
 	if l.Period == 0 {
 		return l.Window

@@ -17,8 +17,8 @@ type Pattern string
 const (
 	// Steady sends at equal distances, the keys in turn.
 	Steady Pattern = "steady"
-	// Burst sends only in the 100 ms before and after each full minute, where a fixed window admits twice its limit. Rate is the mean over a
-	// minute.
+	// Burst sends only in the 100 ms before and after each full minute, where a fixed window admits twice its limit.
+	// Rate is the mean over a minute.
 	Burst Pattern = "burst"
 	// Poisson draws the distances from an exponential distribution, and the keys uniformly.
 	Poisson Pattern = "poisson"
@@ -72,7 +72,8 @@ func (g *Generator) Read(e *Event) error {
 		g.at = float64(g.n) / g.cfg.Rate
 		key = int(g.n % int64(g.cfg.Keys))
 	case Burst:
-		// The n-th event of a minute: half of them in the last tenth of a second before the minute, half in the first one after it.
+		// The n-th event of a minute: half of them in the last tenth of a second before the minute, half in the first
+		// one after it.
 		each := max(g.cfg.Rate*60, 1)
 		minute := math.Floor(float64(g.n)/each) + 1
 		place := (float64(g.n) - (minute-1)*each) / each

@@ -132,8 +132,8 @@ func (r *Report) WriteHTML(w io.Writer) error {
 	return t.Execute(w, r)
 }
 
-// Write writes the report. If html is not empty, it writes a page with charts to that file (-: to stdout only). Otherwise, or after the file,
-// it writes a table or JSON to stdout.
+// Write writes the report. If html is not empty, it writes a page with charts to that file (-: to stdout only).
+// Otherwise, or after the file, it writes a table or JSON to stdout.
 func (r *Report) Write(stdout io.Writer, html string, asJSON bool) error {
 	switch html {
 	case "":

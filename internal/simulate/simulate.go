@@ -1,12 +1,13 @@
-// Package simulate replays traffic against policies in virtual time, to show what a limit would have done before it is chosen. The algorithms
-// are those of a node (package algo).
+// Package simulate replays traffic against policies in virtual time, to show what a limit would have done before it is
+// chosen. The algorithms are those of a node (package algo).
 //
-// The path of a replay: a Source (Log in input.go, Generator in generate.go) → intake numbers the keys and makes batches → each candidate
-// (candidate.go) decides the batch, in parallel → Result → suggest (suggest.go) replays the kept events against other limits → Report
-// (report.go).
+// The path of a replay: a Source (Log in input.go, Generator in generate.go) → intake numbers the keys and makes
+// batches → each candidate (candidate.go) decides the batch, in parallel → Result → suggest (suggest.go) replays the
+// kept events against other limits → Report (report.go).
 //
-// The traffic is replayed as it was; in reality callers retry, or stop, once a limit refuses them. Several nodes, lost owners and remembered
-// refusals are not simulated. Concurrency limits are not replayed, because a log does not say when work ended.
+// The traffic is replayed as it was; in reality callers retry, or stop, once a limit refuses them. Several nodes, lost
+// owners and remembered refusals are not simulated. Concurrency limits are not replayed, because a log does not say
+// when work ended.
 package simulate
 
 import (
@@ -29,8 +30,8 @@ type Event struct {
 	Cost int64  // units; 0 peeks
 }
 
-// Source yields events. Read sets e and returns io.EOF after the last event. An event that is older than the one before counts as one of the
-// same instant, as on a node, whose clock never runs backwards.
+// Source yields events. Read sets e and returns io.EOF after the last event. An event that is older than the one before
+// counts as one of the same instant, as on a node, whose clock never runs backwards.
 type Source interface {
 	Read(e *Event) error
 }
@@ -42,8 +43,8 @@ type Config struct {
 	Policies []*policy.Policy
 	// Progress, if set, is called with the number of events read so far, a few times a second at most.
 	Progress func(events int64)
-	// Suggest, if set, asks for the smallest limit of each policy that touches no more than this share. The events are kept in memory for
-	// that, 16 bytes each.
+	// Suggest, if set, asks for the smallest limit of each policy that touches no more than this share. The events are
+	// kept in memory for that, 16 bytes each.
 	Suggest *Share
 	// MaxEvents bounds the events that are kept for Suggest; 0 stands for DefaultMaxEvents.
 	MaxEvents int
@@ -84,7 +85,8 @@ type Candidate struct {
 	// Impossible is how many of Refused could never pass: their cost is above the limit, or the key is blocked.
 	Impossible int64 `json:"impossible"`
 
-	// Worst is the largest number of units admitted to one key in any half-open interval of the length of the policy's first window.
+	// Worst is the largest number of units admitted to one key in any half-open interval of the length of the policy's
+	// first window.
 	Worst Worst `json:"worst"`
 
 	CallersTouched int64   `json:"callers_touched"` // keys refused at least once
@@ -151,7 +153,8 @@ type batch struct {
 	from  int64 // the instant of the first event
 }
 
-// Run replays the source. It returns the Source's error, ctx's error, or an error that names the policy that cannot be replayed.
+// Run replays the source. It returns the Source's error, ctx's error, or an error that names the policy that cannot be
+// replayed.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if len(cfg.Policies) == 0 {
 		return nil, errors.New("policies: give at least one policy to replay against")

@@ -12,9 +12,10 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// suggest adds to every candidate the smallest limit that touches no more than the share, with the rest of the policy unchanged. It searches
-// by bisection; each step replays the events that the intake has kept. A smaller limit never admits more in total, except for ties between
-// callers. So the search may miss a smaller limit that happens to touch less than a larger one.
+// suggest adds to every candidate the smallest limit that touches no more than the share, with the rest of the policy
+// unchanged. It searches by bisection; each step replays the events that the intake has kept. A smaller limit never
+// admits more in total, except for ties between callers. So the search may miss a smaller limit that happens to touch
+// less than a larger one.
 func suggest(ctx context.Context, cfg Config, in *intake, runs []*candidate, res *Result) error {
 	var searching sync.WaitGroup
 	for i, c := range runs {
@@ -98,8 +99,8 @@ func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *in
 	}
 }
 
-// Candidates returns the policies of a file to replay: those named in only, or, if it is empty, all. It leaves concurrency limits out of all,
-// and writes a warning for each.
+// Candidates returns the policies of a file to replay: those named in only, or, if it is empty, all. It leaves
+// concurrency limits out of all, and writes a warning for each.
 func Candidates(file string, set *policy.Set, only []string, warnings io.Writer) ([]*policy.Policy, error) {
 	var chosen []*policy.Policy
 	if len(only) == 0 {

@@ -13,7 +13,8 @@ type Error struct {
 	// Line and Column count from 1; columns count characters, not bytes.
 	Line   int `json:"line"`
 	Column int `json:"column"`
-	// Field is the path of the field in the file, such as "policies[0].overrides[2].limit"; empty: the mistake is in no field.
+	// Field is the path of the field in the file, such as "policies[0].overrides[2].limit"; empty: the mistake is in no
+	// field.
 	Field string `json:"field,omitempty"`
 	// Message says what is wrong and what to do.
 	Message string `json:"message"`
@@ -27,7 +28,8 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s: %s", e.File, e.Line, e.Column, e.Field, e.Message)
 }
 
-// Errors has the mistakes of a file in the order of their positions: up to MaxErrors, and, if there are more, one that says so.
+// Errors has the mistakes of a file in the order of their positions: up to MaxErrors, and, if there are more, one that
+// says so.
 type Errors []*Error
 
 // Error returns one line for each mistake.
@@ -51,7 +53,8 @@ func (e Errors) Unwrap() []error {
 // MaxErrors bounds the list, because people read it.
 const MaxErrors = 1000
 
-// Mistakes collects Errors. A field from which several limits take a value is read once for each of them, but its mistake is listed once.
+// Mistakes collects Errors. A field from which several limits take a value is read once for each of them, but its
+// mistake is listed once.
 type Mistakes struct {
 	File string // name of the file
 	list Errors

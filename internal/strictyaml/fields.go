@@ -11,8 +11,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Field is one field of a map in the file, or an element of a list, which has neither Name nor Key. To read the zero Field returns nothing and
-// reports nothing.
+// Field is one field of a map in the file, or an element of a list, which has neither Name nor Key. To read the zero
+// Field returns nothing and reports nothing.
 type Field struct {
 	Name string
 	Path string // such as "policies[0].window"
@@ -62,8 +62,8 @@ type Decoder struct {
 	Secret bool
 
 	root *yaml.Node
-	// budget is how many more elements of maps and lists may be visited. A file has fewer elements than bytes, so only aliases to aliases can
-	// use it up.
+	// budget is how many more elements of maps and lists may be visited. A file has fewer elements than bytes, so only
+	// aliases to aliases can use it up.
 	budget int
 }
 
@@ -139,7 +139,8 @@ func (d *Decoder) kind(n *yaml.Node) string {
 	return Kind(n)
 }
 
-// Fields reads a map. known are the names that its fields may have. Fields in empty may have no value, and are then left out.
+// Fields reads a map. known are the names that its fields may have. Fields in empty may have no value, and are then
+// left out.
 func (d *Decoder) Fields(n *yaml.Node, path string, known []string, empty ...string) (Fields, bool) {
 	f := Fields{Path: path, At: n}
 	if n.Kind != yaml.MappingNode || n.Tag != "!!map" {
@@ -230,8 +231,8 @@ func (d *Decoder) Required(f Fields, name, example string) Field {
 	return one
 }
 
-// Scalar returns the text of a value that has one of the tags. what describes the values that may stand there, for the message, and hint says
-// what to do otherwise.
+// Scalar returns the text of a value that has one of the tags. what describes the values that may stand there, for the
+// message, and hint says what to do otherwise.
 func (d *Decoder) Scalar(f Field, what, hint string, tags ...string) (string, bool) {
 	n := f.Node
 	if n == nil {
@@ -244,8 +245,8 @@ func (d *Decoder) Scalar(f Field, what, hint string, tags ...string) (string, bo
 	return n.Value, true
 }
 
-// Text reads a string. A value that YAML takes for a number, a date or a truth value must be quoted, because YAML may have changed it: 0x10,
-// 1e3 and 010 are not what was written.
+// Text reads a string. A value that YAML takes for a number, a date or a truth value must be quoted, because YAML may
+// have changed it: 0x10, 1e3 and 010 are not what was written.
 func (d *Decoder) Text(f Field) (string, bool) {
 	hint := ""
 	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag != "!!str" && n.Style&yaml.TaggedStyle == 0 {
@@ -356,8 +357,8 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// ParseInteger parses a whole decimal number, which may have underscores between digits (1_000_000). Octal, hexadecimal and binary numbers of
-// YAML are mistakes, such as a limit of 010.
+// ParseInteger parses a whole decimal number, which may have underscores between digits (1_000_000). Octal, hexadecimal
+// and binary numbers of YAML are mistakes, such as a limit of 010.
 func ParseInteger(s string, lowest, highest int64) (int64, error) {
 	if !IsInteger(s) {
 		return 0, fmt.Errorf("must be a whole decimal number, not %s", Show(s))

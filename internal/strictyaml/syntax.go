@@ -1,6 +1,6 @@
-// Package strictyaml reads YAML files that people write. It reports every mistake with line and column, and rejects unknown fields, repeated
-// fields, and values whose type YAML has guessed. It does not decode into Go values: its users ask for the fields that they know. Merge keys,
-// second documents and files above MaxFile are mistakes.
+// Package strictyaml reads YAML files that people write. It reports every mistake with line and column, and rejects
+// unknown fields, repeated fields, and values whose type YAML has guessed. It does not decode into Go values: its users
+// ask for the fields that they know. Merge keys, second documents and files above MaxFile are mistakes.
 package strictyaml
 
 import (
@@ -105,9 +105,9 @@ func describe(data []byte, err error) (line, column int, message string) {
 	return line, column, "is not valid YAML: " + message
 }
 
-// locate returns the offset of the character at which reading data begins to fail with this message. The library gives a line at best, and in
-// half of its messages a wrong one. But it reads from the front, so the shortest beginning of the file that fails with the same message ends
-// at the wrong character.
+// locate returns the offset of the character at which reading data begins to fail with this message. The library gives
+// a line at best, and in half of its messages a wrong one. But it reads from the front, so the shortest beginning of
+// the file that fails with the same message ends at the wrong character.
 func locate(data []byte, message string) (offset int, found bool) {
 	if len(data) > maxLocate {
 		return 0, false
@@ -116,8 +116,8 @@ func locate(data []byte, message string) (offset int, found bool) {
 		_, _, err := decodeYAML(data[:n])
 		return err != nil && err.Error() == message
 	}
-	// A beginning that ends inside a construct may fail with the same message by chance, so this may not find the very shortest one. What it
-	// finds fails, and does not fail without its last character.
+	// A beginning that ends inside a construct may fail with the same message by chance, so this may not find the very
+	// shortest one. What it finds fails, and does not fail without its last character.
 	n := 1 + sort.Search(len(data)-1, func(i int) bool { return fails(i + 1) })
 	if n > len(data) || !fails(n) {
 		return 0, false

@@ -1,5 +1,5 @@
-// Package timezone finds time zones by their names in the IANA database, and caches them. A program that must find them on every host embeds
-// the database (import time/tzdata).
+// Package timezone finds time zones by their names in the IANA database, and caches them. A program that must find them
+// on every host embeds the database (import time/tzdata).
 package timezone
 
 import (
@@ -21,8 +21,8 @@ var (
 // longest bounds the bytes of a zone's name; all names are shorter. An error shows no more of a name.
 const longest = 64
 
-// Parse finds a zone by its name. It rejects "Local", because a limit must not depend on the machine that decides it. It may read a file. The
-// error does not name a field.
+// Parse finds a zone by its name. It rejects "Local", because a limit must not depend on the machine that decides it.
+// It may read a file. The error does not name a field.
 func Parse(name string) (*time.Location, error) {
 	switch name {
 	case "":
@@ -42,8 +42,8 @@ func Parse(name string) (*time.Location, error) {
 // most bounds the names in a Cache. The database has some 600 names, but a zone has ever more spellings.
 const most = 1024
 
-// Cache keeps zones, because finding one means reading a file. The zero value is empty and ready for use. Its methods are safe for concurrent
-// use.
+// Cache keeps zones, because finding one means reading a file. The zero value is empty and ready for use. Its methods
+// are safe for concurrent use.
 type Cache struct {
 	mu sync.RWMutex
 	by map[string]*time.Location

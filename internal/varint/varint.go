@@ -1,11 +1,12 @@
-// Package varint reads numbers and strings from the front of untrusted bytes. Unsigned numbers are varints of protobuf and encoding/binary,
-// signed ones are in zigzag; strings and bytes come after their length. A Reader checks only that a value is there, and within its bound.
+// Package varint reads numbers and strings from the front of untrusted bytes. Unsigned numbers are varints of protobuf
+// and encoding/binary, signed ones are in zigzag; strings and bytes come after their length. A Reader checks only that
+// a value is there, and within its bound.
 package varint
 
 import "encoding/binary"
 
-// Reader reads from the front of Rest. After the first mistake Rest is empty, and all later reads return zero. A Reader of a string returns
-// substrings, a Reader of bytes returns subslices.
+// Reader reads from the front of Rest. After the first mistake Rest is empty, and all later reads return zero. A Reader
+// of a string returns substrings, a Reader of bytes returns subslices.
 type Reader[T string | []byte] struct {
 	Rest T
 	bad  bool

@@ -9,7 +9,8 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 )
 
-// FuzzReader: numbers are read as encoding/binary does, from bytes and from strings, and nothing is read beyond the end.
+// FuzzReader: numbers are read as encoding/binary does, from bytes and from strings, and nothing is read beyond the
+// end.
 func FuzzReader(f *testing.F) {
 	for _, v := range []uint64{0, 1, 127, 128, math.MaxInt64, math.MaxUint64} {
 		f.Add(binary.AppendUvarint(nil, v))

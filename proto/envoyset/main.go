@@ -1,5 +1,6 @@
-// Command envoyset writes the interface definitions of Envoy's rate limit service, and all that they import, as a FileDescriptorSet to
-// standard output. Envoy's Go module holds the generated code only; protoc needs the definitions for what imports them.
+// Command envoyset writes the interface definitions of Envoy's rate limit service, and all that they import, as a
+// FileDescriptorSet to standard output. Envoy's Go module holds the generated code only; protoc needs the definitions
+// for what imports them.
 package main
 
 import (

@@ -15,9 +15,9 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// This file packs operations into a Batch and outcomes into a Reply, and reads both. Checks and decisions have the form of
-// wire/checks.go, with lists of the fields that only nodes need (flags, hops, callers, leases). All other operations are
-// Items (convert.go).
+// This file packs operations into a Batch and outcomes into a Reply, and reads both. Checks and decisions have the form
+// of wire/checks.go, with lists of the fields that only nodes need (flags, hops, callers, leases). All other operations
+// are Items (convert.go).
 
 // packer makes one Batch.
 type packer struct {
@@ -45,8 +45,8 @@ func newPacker(numbers *wire.Numbers, b *peerv1.Batch, checks, keys int) *packer
 	return &room.p
 }
 
-// add adds an operation whose caller waits for left. It returns false when there is no number left for its target: the batch
-// must then be packed again from its first operation, after numbers.Reset.
+// add adds an operation whose caller waits for left. It returns false when there is no number left for its target: the
+// batch must then be packed again from its first operation, after numbers.Reset.
 func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 	if op.Kind != limiter.OpCheck {
 		p.batch.Items = append(p.batch.Items, protoItem(op, left))
@@ -139,8 +139,9 @@ func (r *received) link() *limiter.Op {
 	return &r.Op
 }
 
-// unpack appends the operations of a batch to ops: the checks, then the items. The room of ops beyond its length must be
-// zero. An operation that is invalid gets an Outcome with an Err. An error says that the batch as a whole is malformed.
+// unpack appends the operations of a batch to ops: the checks, then the items. The room of ops beyond its length must
+// be zero. An operation that is invalid gets an Outcome with an Err. An error says that the batch as a whole is
+// malformed.
 func (t *numberedTargets) unpack(b *peerv1.Batch, ops []received) ([]received, error) {
 	in := b.Checks
 	if in == nil {

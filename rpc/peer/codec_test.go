@@ -214,8 +214,8 @@ func TestPackedNonsense(t *testing.T) {
 	}
 }
 
-// TestTargetsUnknownHere: a limit that this node cannot make sense of is an error of those who name it, until the number is given
-// to another one.
+// TestTargetsUnknownHere: a limit that this node cannot make sense of is an error of those who name it, until the
+// number is given to another one.
 func TestTargetsUnknownHere(t *testing.T) {
 	names := new(numberedTargets)
 	mars := &weirv1.Limit{Algorithm: 1, Limit: 1, Period: 3, TimeZone: "Mars/Olympus"}
@@ -231,8 +231,8 @@ func TestTargetsUnknownHere(t *testing.T) {
 	must.True(t, err == nil && ops[0].check.Policy == "q" && ops[0].Outcome.Err == nil, "%v: %+v", err, ops)
 }
 
-// TestNumbers: a message that is repeated on a new stream defines all that it names, and those after it are not misread; nor are
-// they when numbers run out.
+// TestNumbers: a message that is repeated on a new stream defines all that it names, and those after it are not
+// misread; nor are they when numbers run out.
 func TestNumbers(t *testing.T) {
 	l := newQueue(&ForwarderConfig{}, bob, 1, fifo.NewSignal())
 	ask := func(policies ...string) *message {
@@ -320,7 +320,8 @@ func BenchmarkPack(b *testing.B) {
 	b.ReportMetric(float64(len(request)+len(answer))/float64(len(ops)), "bytes/check")
 }
 
-// FuzzPackedOperations: whatever bytes a peer sends become operations or an error, and checks that are packed again arrive as they are.
+// FuzzPackedOperations: whatever bytes a peer sends become operations or an error, and checks that are packed again
+// arrive as they are.
 func FuzzPackedOperations(f *testing.F) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 10 {

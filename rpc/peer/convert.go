@@ -50,8 +50,8 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	return item
 }
 
-// operation is the inverse of protoItem. op must be the zero Op, except for an empty check. An invalid item gives an Outcome
-// with an Err.
+// operation is the inverse of protoItem. op must be the zero Op, except for an empty check. An invalid item gives an
+// Outcome with an Err.
 func operation(op *limiter.Op, item *peerv1.Item) {
 	op.Hops, op.Left = hops(item.Hops), time.Duration(min(item.TimeoutNs, uint64(maxTimeout)))
 	if len(item.Trace) == limiter.TraceContext {
@@ -160,8 +160,8 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 	}
 }
 
-// setResult reads the result of an operation that was carried out. It returns false when the reply has none that fits the
-// operation.
+// setResult reads the result of an operation that was carried out. It returns false when the reply has none that fits
+// the operation.
 func setResult(op *limiter.Op, r *peerv1.ItemReply) bool {
 	op.Outcome.Lease = lease(r.LeaseNs)
 	if op.Extra != nil {

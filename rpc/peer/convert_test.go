@@ -309,8 +309,8 @@ func FuzzOperation(f *testing.F) {
 	})
 }
 
-// Reports and recalls of loans cross, and so does what comes of them; the borrower is who sends, whoever it says it is, unless it forwards
-// what a client has reported.
+// Reports and recalls of loans cross, and so does what comes of them; the borrower is who sends, whoever it says it is,
+// unless it forwards what a client has reported.
 func TestLoansCross(t *testing.T) {
 	noLeaks(t)
 	target := limit.Target{Policy: "p", Key: "k"}

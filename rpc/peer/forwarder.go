@@ -1,9 +1,9 @@
 // Package peer forwards operations to the holders of their partitions, over one stream to each process (Forwarder), and
 // answers operations that other nodes forward to this one (Server): the two sides of weir.peer.v1.Peer.
 //
-// It decides nothing. Its only state belongs to its streams: messages without an answer, and replies that a sender may ask
-// for again. It does not promise that an operation without an answer was not carried out, nor that operations to different
-// nodes keep their order.
+// It decides nothing. Its only state belongs to its streams: messages without an answer, and replies that a sender may
+// ask for again. It does not promise that an operation without an answer was not carried out, nor that operations to
+// different nodes keep their order.
 package peer
 
 import (
@@ -37,39 +37,40 @@ import (
 //	answered    fills in the outcomes from the reply, and ends the calls of its message
 //	Broken      has unanswered messages repeated on the next stream, with their sequence
 //
-// Forwarder has one queue for each process, made by transport.Links. Server relies on two rules that take keeps: sequences
-// rise by one, and at most maxUnacknowledged messages are unacknowledged.
+// Forwarder has one queue for each process, made by transport.Links. Server relies on two rules that take keeps:
+// sequences rise by one, and at most maxUnacknowledged messages are unacknowledged.
 
 const (
 	// maxBatch bounds the items of one Batch message.
 	maxBatch = 1000
-	// maxWaiting bounds the operations of the calls that one queue holds, queued or sent. Further operations are unreachable
-	// at once, so that a stuck peer does not fill the memory of this node.
+	// maxWaiting bounds the operations of the calls that one queue holds, queued or sent. Further operations are
+	// unreachable at once, so that a stuck peer does not fill the memory of this node.
 	maxWaiting = 100_000
-	// openTimeout bounds how long a stream waits for its Welcome. It is longer than most callers wait, so that a lost packet
-	// (TCP repeats it after 1 s) or a busy machine does not fail a connection that would have succeeded.
+	// openTimeout bounds how long a stream waits for its Welcome. It is longer than most callers wait, so that a lost
+	// packet (TCP repeats it after 1 s) or a busy machine does not fail a connection that would have succeeded.
 	openTimeout = 3 * time.Second
 	// maxTries is how often a message is sent at most. Each repetition is on a new stream, after the one before broke.
 	maxTries = 3
-	// repeatWithin is the age up to which a message is repeated. It is shorter than rememberFor, because the receiver would
-	// carry out a repeated message whose reply it has forgotten.
+	// repeatWithin is the age up to which a message is repeated. It is shorter than rememberFor, because the receiver
+	// would carry out a repeated message whose reply it has forgotten.
 	repeatWithin = rememberFor / 2
-	// maxIdentity bounds the answer to Identify, which comes from a process that may not be a node, and maxReason the text
-	// of an error in its place, which callers keep.
+	// maxIdentity bounds the answer to Identify, which comes from a process that may not be a node, and maxReason the
+	// text of an error in its place, which callers keep.
 	maxIdentity, maxReason = 4 << 10, 512
 )
 
 // ForwarderConfig is what a Forwarder needs. transport.Config says which of its fields are required.
 type ForwarderConfig struct {
 	transport.Config
-	// Observe, when set, is called when a message is answered or given up: took is the time since it was made, items the
-	// number of its operations, answered whether a reply came. It is called with a lock held and must return at once.
+	// Observe, when set, is called when a message is answered or given up: took is the time since it was made, items
+	// the number of its operations, answered whether a reply came. It is called with a lock held and must return at
+	// once.
 	Observe func(took time.Duration, items int, answered bool)
 }
 
-// Forwarder sends operations to other nodes: one stream to each process, opened when it is first needed. Calls that arrive
-// while a message is being written, or before the writer's goroutine runs again, share the next message. There is no timer.
-// Its methods are safe for concurrent use.
+// Forwarder sends operations to other nodes: one stream to each process, opened when it is first needed. Calls that
+// arrive while a message is being written, or before the writer's goroutine runs again, share the next message. There
+// is no timer. Its methods are safe for concurrent use.
 type Forwarder struct {
 	cfg   ForwarderConfig
 	links *transport.Links[*queue]
@@ -91,14 +92,14 @@ func NewForwarder(cfg ForwarderConfig) *Forwarder {
 // Close ends all calls without an answer, and waits for every goroutine.
 func (p *Forwarder) Close() { p.links.Close() }
 
-// Retain closes the streams to nodes for which keep returns false. Operations that wait for such a node are unreachable at
-// once.
+// Retain closes the streams to nodes for which keep returns false. Operations that wait for such a node are unreachable
+// at once.
 func (p *Forwarder) Retain(keep func(ownership.Node) bool) { p.links.Retain(keep) }
 
 // Forward implements limiter.Peers: it sets the Outcome of each operation, and may reorder ops. It returns when all are
-// answered or ctx is done. Without a deadline, an operation has openTimeout to be sent. A hint may name this node as the
-// holder, where a peer's view is old: the answer is NotHolder then, because the Limiter decides its own partitions without
-// this package.
+// answered or ctx is done. Without a deadline, an operation has openTimeout to be sent. A hint may name this node as
+// the holder, where a peer's view is old: the answer is NotHolder then, because the Limiter decides its own partitions
+// without this package.
 func (p *Forwarder) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op) {
 	if to == p.cfg.Self {
 		for _, op := range ops {
@@ -170,8 +171,8 @@ func (p *Forwarder) Client(node ownership.Node) (peerv1.PeerClient, error) {
 	return peerv1.NewPeerClient(conn), nil
 }
 
-// Identify asks the process at a peer address which process it is, over a connection of its own, since the process need not
-// be a node. creds are as in ForwarderConfig. Without an answer it returns when ctx is done. Its errors are short.
+// Identify asks the process at a peer address which process it is, over a connection of its own, since the process need
+// not be a node. creds are as in ForwarderConfig. Without an answer it returns when ctx is done. Its errors are short.
 func Identify(ctx context.Context, addr string, creds credentials.TransportCredentials) (*peerv1.IdentifyResponse, error) {
 	conn, err := transport.Dial(addr, creds, 0, grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: openTimeout})
 	if err != nil {
@@ -209,9 +210,9 @@ func (c *call) begin(ops []*limiter.Op, until time.Time) {
 	}
 }
 
-// message is a Batch that is about to be sent or was sent. It holds one or more calls. The queue's lock guards its fields,
-// except for request, body and batch, which the writer uses without it. These hold all that a repetition needs, because an
-// abandoned call's operations belong to its caller again.
+// message is a Batch that is about to be sent or was sent. It holds one or more calls. The queue's lock guards its
+// fields, except for request, body and batch, which the writer uses without it. These hold all that a repetition needs,
+// because an abandoned call's operations belong to its caller again.
 type message struct {
 	request peerv1.ForwardRequest
 	body    peerv1.ForwardRequest_Batch
@@ -227,12 +228,12 @@ type message struct {
 	tries    int // how often it was sent
 }
 
-// queue holds the calls to one process: queued, or part of a message that has no answer yet. Its messages are numbered in a
-// sequence space that outlives the stream.
+// queue holds the calls to one process: queued, or part of a message that has no answer yet. Its messages are numbered
+// in a sequence space that outlives the stream.
 //
-// A call ends with outcomes when its message is answered. It ends without when its caller gives up, no stream can be opened,
-// its message has been sent too often or is too old, or the link is closed. A message without a live call is forgotten at
-// once: it is not repeated, and a late reply to it is ignored.
+// A call ends with outcomes when its message is answered. It ends without when its caller gives up, no stream can be
+// opened, its message has been sent too often or is too old, or the link is closed. A message without a live call is
+// forgotten at once: it is not repeated, and a late reply to it is ignored.
 type queue struct {
 	cfg    *ForwarderConfig
 	to     ownership.Node
@@ -366,9 +367,9 @@ func (q *queue) Failed(closed bool) {
 	}
 }
 
-// Broken implements transport.Queue: messages without an answer are repeated on the next stream, in order and with the same
-// sequence, so that the peer carries out none of them twice. A message that was sent maxTries times or is older than
-// repeatWithin is given up.
+// Broken implements transport.Queue: messages without an answer are repeated on the next stream, in order and with the
+// same sequence, so that the peer carries out none of them twice. A message that was sent maxTries times or is older
+// than repeatWithin is given up.
 func (q *queue) Broken() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -393,8 +394,8 @@ func (q *queue) next() *peerv1.ForwardRequest {
 	return nil
 }
 
-// take returns the next message to write: one to be repeated, or a new one of the calls that have gathered. It returns nil
-// when there is none.
+// take returns the next message to write: one to be repeated, or a new one of the calls that have gathered. It returns
+// nil when there is none.
 func (q *queue) take() *message {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -403,8 +404,8 @@ func (q *queue) take() *message {
 		q.again = q.again[1:]
 		if q.sent[m.sequence] == m {
 			m.tries++
-			// The message has numbers of an earlier stream, and defines them again. New messages follow all repeated ones,
-			// and define numbers anew.
+			// The message has numbers of an earlier stream, and defines them again. New messages follow all repeated
+			// ones, and define numbers anew.
 			m.batch.Checks.Define = m.uses
 			return m
 		}

@@ -110,8 +110,8 @@ func TestNaturalBatching(t *testing.T) {
 	expect.True(t, n <= callers/10 && items.Load() == callers, "%d items in %d messages", items.Load(), n)
 }
 
-// TestAnswerLostOnTheWay: the connection breaks when bob has carried a batch out, or is still at it, and his reply is not
-// there yet.
+// TestAnswerLostOnTheWay: the connection breaks when bob has carried a batch out, or is still at it, and his reply is
+// not there yet.
 func TestAnswerLostOnTheWay(t *testing.T) {
 	for _, pending := range []bool{false, true} {
 		t.Run(fmt.Sprintf("pending=%v", pending), func(t *testing.T) {
@@ -278,7 +278,8 @@ func waiting(p *Forwarder) int {
 	return l.waiting
 }
 
-// wantAbandoned: nothing is kept of what nobody waits for, but its place in the queue until the peer reads, or its stream has ended.
+// wantAbandoned: nothing is kept of what nobody waits for, but its place in the queue until the peer reads, or its
+// stream has ended.
 func wantAbandoned(t *testing.T, l *queue) {
 	t.Helper()
 	l.mu.Lock()
@@ -583,7 +584,8 @@ func TestRepeat(t *testing.T) {
 		"%d waiting, %d acknowledged", l.waiting, l.acked)
 }
 
-// TestTimeLeft: a message says how long its items' callers still wait when it is sent, and what nobody waits for is not sent.
+// TestTimeLeft: a message says how long its items' callers still wait when it is sent, and what nobody waits for is not
+// sent.
 func TestTimeLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())

@@ -8,7 +8,8 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// GossipKeys has a node carry out one step of a change of gossip keys, and returns the keys that the node has afterwards.
+// GossipKeys has a node carry out one step of a change of gossip keys, and returns the keys that the node has
+// afterwards.
 func (p *Forwarder) GossipKeys(ctx context.Context, node ownership.Node, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error) {
 	_, conn, err := p.links.To(node)
 	if err != nil {

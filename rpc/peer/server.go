@@ -27,24 +27,24 @@ import (
 //	carryOut  has the Receiver carry it out; what waits for another node continues in a goroutine of its own
 //	finish    keeps the reply and writes it to the stream that asked last
 //
-// A batch must never be carried out twice: sessions keep replies for rememberFor after a stream has ended, and a Forwarder
-// repeats messages only for repeatWithin.
+// A batch must never be carried out twice: sessions keep replies for rememberFor after a stream has ended, and a
+// Forwarder repeats messages only for repeatWithin.
 
 const (
-	// rememberFor is how long the replies of a session are kept after its last stream has ended, and the age from which they
-	// are dropped when MaxReplies is reached. Otherwise a reply is kept until the sender acknowledges it.
+	// rememberFor is how long the replies of a session are kept after its last stream has ended, and the age from which
+	// they are dropped when MaxReplies is reached. Otherwise a reply is kept until the sender acknowledges it.
 	rememberFor = 10 * time.Second
 	// maxSessions bounds the sessions: several for every node of the largest cluster.
 	maxSessions = 1024
-	// maxUnacknowledged bounds the distance from a sender's acknowledged sequence to that of a batch, and so the batches of
-	// one session that are being carried out or remembered. A Forwarder sends no batch beyond it.
+	// maxUnacknowledged bounds the distance from a sender's acknowledged sequence to that of a batch, and so the
+	// batches of one session that are being carried out or remembered. A Forwarder sends no batch beyond it.
 	maxUnacknowledged = 10_000
 	// maxTimeout bounds how long an operation may wait for another node, whatever its sender says.
 	maxTimeout = time.Minute
 )
 
-// Receiver carries out operations of peers, as limiter.Limiter.Receive does: rest waits for what cannot be decided at once,
-// or is nil.
+// Receiver carries out operations of peers, as limiter.Limiter.Receive does: rest waits for what cannot be decided at
+// once, or is nil.
 type Receiver interface {
 	Receive(ops []*limiter.Op) (rest func(context.Context))
 }
@@ -53,18 +53,19 @@ type Receiver interface {
 // otherwise.
 type ServerConfig struct {
 	transport.Config
-	// MaxReplies is about how many bytes the remembered replies of all sessions may take; 0: no bound. At the bound, a new
-	// batch of a session with remembered replies ends its stream with RESOURCE_EXHAUSTED, unless the batch acknowledges
-	// them.
+	// MaxReplies is about how many bytes the remembered replies of all sessions may take; 0: no bound. At the bound, a
+	// new batch of a session with remembered replies ends its stream with RESOURCE_EXHAUSTED, unless the batch
+	// acknowledges them.
 	MaxReplies int64
 	Receiver   Receiver
 	// Inspect describes this node, for status pages.
 	Inspect func() *peerv1.InspectResponse
-	// Activity says what this node has decided lately. Describe describes the state of a key for which this node decides.
+	// Activity says what this node has decided lately. Describe describes the state of a key for which this node
+	// decides.
 	Activity func(*peerv1.ActivityRequest) *peerv1.ActivityResponse
 	Describe func(*peerv1.DescribeRequest) (*peerv1.DescribeResponse, error)
-	// Panicked, when set, is called with a panic of a batch that waits for other nodes. The batch gets no reply. Nil: the
-	// panic is not recovered.
+	// Panicked, when set, is called with a panic of a batch that waits for other nodes. The batch gets no reply. Nil:
+	// the panic is not recovered.
 	Panicked func(*panics.Error)
 	// Identify says which process this is.
 	Identify func() *peerv1.IdentifyResponse
@@ -85,8 +86,8 @@ type Server struct {
 	sessions map[sessionKey]*session // join deletes those that are over
 }
 
-// Drain waits until every batch that waits for another node is answered, or ctx is done. A leaving node calls it before it
-// closes the streams, so that senders get the answers to operations that this node has forwarded for them.
+// Drain waits until every batch that waits for another node is answered, or ctx is done. A leaving node calls it before
+// it closes the streams, so that senders get the answers to operations that this node has forwarded for them.
 func (s *Server) Drain(ctx context.Context) {
 	for s.waiting.Load() > 0 && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
@@ -105,8 +106,8 @@ type sessionKey struct {
 	boot, stream uint64
 }
 
-// session is one sender's sequence space. It outlives its stream: a sender that repeats a batch after its connection broke
-// gets the same reply, and the batch is not carried out a second time.
+// session is one sender's sequence space. It outlives its stream: a sender that repeats a batch after its connection
+// broke gets the same reply, and the batch is not carried out a second time.
 type session struct {
 	mu      sync.Mutex // never held while a reply is written: a sender that does not read must not delay other streams
 	open    int        // streams of the session; more than one while the server has not noticed that an old one is broken
@@ -131,8 +132,8 @@ type outlet struct {
 	stream peerv1.Peer_ForwardServer // nil once the stream is no longer served
 }
 
-// send writes a reply, or drops it when the stream is over. It ignores errors: serve sees the broken stream as well, and the
-// sender repeats the batch.
+// send writes a reply, or drops it when the stream is over. It ignores errors: serve sees the broken stream as well,
+// and the sender repeats the batch.
 func (o *outlet) send(r *peerv1.Reply) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -177,8 +178,8 @@ func (s *Server) Forward(stream peerv1.Peer_ForwardServer) error {
 	return err
 }
 
-// serve carries out batches of the process with the boot number from until the stream ends. It returns an error when the
-// sender broke a rule.
+// serve carries out batches of the process with the boot number from until the stream ends. It returns an error when
+// the sender broke a rule.
 func (s *Server) serve(stream peerv1.Peer_ForwardServer, from uint64, sess *session, out *outlet, handed *sync.WaitGroup) error {
 	var in peerv1.ForwardRequest
 	var names numberedTargets
@@ -314,8 +315,8 @@ func (s *Server) leave(sess *session) {
 	sess.left = s.now()
 }
 
-// begin says whether a batch is to be carried out (fresh). If the batch was answered before, known is its reply. If it is
-// being carried out, both are zero: finish writes the reply to out.
+// begin says whether a batch is to be carried out (fresh). If the batch was answered before, known is its reply. If it
+// is being carried out, both are zero: finish writes the reply to out.
 func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time) (fresh bool, known *peerv1.Reply, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -341,8 +342,8 @@ func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time)
 	return true, nil, nil
 }
 
-// replySize is about the most memory that a reply takes with its entry in answers. An element of a list takes up to eight
-// bytes in memory for one on the wire.
+// replySize is about the most memory that a reply takes with its entry in answers. An element of a list takes up to
+// eight bytes in memory for one on the wire.
 func replySize(r *peerv1.Reply) int64 { return 256 + 8*int64(r.SizeVT()) }
 
 // acknowledgeLocked drops the batches up to a sequence: the sender has their replies, or no longer needs them.
@@ -369,8 +370,8 @@ func (s *session) finish(r *peerv1.Reply, now time.Time) {
 	to.send(r)
 }
 
-// carryOut carries out a batch and replies. It waits for other nodes in a goroutine of its own, so that the stream's next
-// batches are not delayed.
+// carryOut carries out a batch and replies. It waits for other nodes in a goroutine of its own, so that the stream's
+// next batches are not delayed.
 func (s *Server) carryOut(ctx context.Context, sess *session, w *work, handed *sync.WaitGroup) {
 	rest := s.cfg.Receiver.Receive(w.good)
 	if rest == nil {

@@ -175,7 +175,8 @@ func TestRepliesGoWhereTheQuestionCameFrom(t *testing.T) {
 	expect.Equal(t, ask(t, a, batch(2, 0, check("k", 4))), 4)
 }
 
-// TestOnwardForwardingDoesNotBlock: what is handed on to a slow node is answered when it is, and what comes after before.
+// TestOnwardForwardingDoesNotBlock: what is handed on to a slow node is answered when it is, and what comes after
+// before.
 func TestOnwardForwardingDoesNotBlock(t *testing.T) {
 	noLeaks(t)
 	release := make(chan struct{})
@@ -201,7 +202,8 @@ func TestOnwardForwardingDoesNotBlock(t *testing.T) {
 	ask(t, s, batch(51, 50, check("k", 2)))
 }
 
-// TestSenderThatDoesNotRead: its replies fill the connection, and hold up nobody else, not even another stream of its own.
+// TestSenderThatDoesNotRead: its replies fill the connection, and hold up nobody else, not even another stream of its
+// own.
 func TestSenderThatDoesNotRead(t *testing.T) {
 	noLeaks(t)
 	var begun atomic.Int64
@@ -326,8 +328,8 @@ func TestUnacknowledged(t *testing.T) {
 	}
 }
 
-// Remembered replies of all senders are bounded together: at the bound a sender with some is told so until it has acknowledged
-// them or they are old, and one without is served.
+// Remembered replies of all senders are bounded together: at the bound a sender with some is told so until it has
+// acknowledged them or they are old, and one without is served.
 func TestRememberedRepliesAreBounded(t *testing.T) {
 	var all atomic.Int64
 	now := time.Now()

@@ -13,9 +13,9 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// This file has the wire form of the ownership protocol's messages: a byte for the kind, then the fields in the order of
-// coder.message. The same functions write and read. Numbers are unsigned varints; bytes follow their length, items of a list
-// their number; booleans are the bits of one byte. A node with an empty name is the zero Node.
+// This file has the wire form of the ownership protocol's messages: a byte for the kind, then the fields in the order
+// of coder.message. The same functions write and read. Numbers are unsigned varints; bytes follow their length, items
+// of a list their number; booleans are the bits of one byte. A node with an empty name is the zero Node.
 
 const (
 	// maxWeight bounds the weight (ownership.Weight) of one message. Cores stay below it: lists have an entry for each
@@ -23,8 +23,8 @@ const (
 	maxWeight = 2 << 20
 	// maxEntries bounds the entries of a Block, and the refusals of a BlockAck.
 	maxEntries = 1 << 15
-	// maxItems bounds the items of all lists in one frame, so that a frame of tiny items does not allocate much. Frames of a
-	// Messenger stay below it: they have one message, or weigh at most maxFrame, and no item weighs less than 5.
+	// maxItems bounds the items of all lists in one frame, so that a frame of tiny items does not allocate much. Frames
+	// of a Messenger stay below it: they have one message, or weigh at most maxFrame, and no item weighs less than 5.
 	maxItems = 1 << 16
 	// maxWait bounds the durations in a message. Leases last for seconds.
 	maxWait = time.Hour
@@ -46,14 +46,15 @@ func Append(to []byte, m ownership.Message) []byte {
 	return c.out
 }
 
-// Read reads a message in its wire form, as a Messenger of a cluster with so many partitions does. Chunks are parts of data.
+// Read reads a message in its wire form, as a Messenger of a cluster with so many partitions does. Chunks are parts of
+// data.
 func Read(data []byte, partitions int) (ownership.Message, error) {
 	c := coder{reading: true, partitions: partitions, items: maxItems}
 	return c.read(data)
 }
 
-// coder writes or reads messages. A reader checks that partitions and outcomes exist and that lists and texts are no longer
-// than an honest peer makes them. The core checks everything else.
+// coder writes or reads messages. A reader checks that partitions and outcomes exist and that lists and texts are no
+// longer than an honest peer makes them. The core checks everything else.
 type coder struct {
 	out []byte // what is written
 

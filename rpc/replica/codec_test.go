@@ -55,8 +55,8 @@ func TestEveryMessageIsCarried(t *testing.T) {
 const testPartitions = 7
 
 // fillMessage sets every field of a message, at any depth, to something valid that is not its zero value; unless
-// sparse, in which case it leaves some out. A field that a conversion forgets, also one that is yet to be added, comes back as
-// zero.
+// sparse, in which case it leaves some out. A field that a conversion forgets, also one that is yet to be added, comes
+// back as zero.
 func fillMessage(rng *rand.Rand, v reflect.Value, sparse bool) {
 	switch to := v.Addr().Interface().(type) {
 	case *time.Duration:

@@ -1,8 +1,8 @@
-// Package replica carries the messages of the ownership protocol between nodes (weir.peer.v1.Ownership), including copies of
-// partitions.
+// Package replica carries the messages of the ownership protocol between nodes (weir.peer.v1.Ownership), including
+// copies of partitions.
 //
-// It does not promise that a message arrives, and does not report a loss: the protocol's core repeats messages that must
-// arrive. Messages to one node keep their order.
+// It does not promise that a message arrives, and does not report a loss: the protocol's core repeats messages that
+// must arrive. Messages to one node keep their order.
 package replica
 
 import (
@@ -26,21 +26,21 @@ import (
 	"github.com/weirlimit/weir/rpc/transport"
 )
 
-// This file has both ends. To send, Send adds messages to the queue of their process, and stream.Run writes a frame of what
-// take returns. To receive, Converse checks the Hello, and intake.take decodes each frame and passes its messages to
-// Receive. codec.go has the form of a message.
+// This file has both ends. To send, Send adds messages to the queue of their process, and stream.Run writes a frame of
+// what take returns. To receive, Converse checks the Hello, and intake.take decodes each frame and passes its messages
+// to Receive. codec.go has the form of a message.
 
 const (
-	// maxFrame is the weight at which a frame takes no more messages. Writing it takes 2 ms at 1 Gbit/s, for which later
-	// messages wait.
+	// maxFrame is the weight at which a frame takes no more messages. Writing it takes 2 ms at 1 Gbit/s, for which
+	// later messages wait.
 	maxFrame = 256 << 10
 	// maxFrameMessages bounds the messages in one frame.
 	maxFrameMessages = 4096
-	// maxQueued bounds the weight of the messages that wait for one destination: what 1 Gbit/s carries in an eighth of a
-	// second.
+	// maxQueued bounds the weight of the messages that wait for one destination: what 1 Gbit/s carries in an eighth of
+	// a second.
 	maxQueued = 16 << 20
-	// reachWithin is how long messages may wait for a stream before they are dropped. The core repeats messages that must
-	// arrive.
+	// reachWithin is how long messages may wait for a stream before they are dropped. The core repeats messages that
+	// must arrive.
 	reachWithin = time.Second
 	// reopenAfter is the pause between the end of a stream, or a failed attempt, and the next attempt.
 	reopenAfter = 50 * time.Millisecond
@@ -52,8 +52,8 @@ const (
 type MessengerConfig struct {
 	transport.Config
 	Partitions int // number of partitions; a message that names a partition beyond it is dropped
-	// Receive is called with the messages of each frame, in order, by one goroutine for each stream. It must return soon and
-	// must not keep the slice.
+	// Receive is called with the messages of each frame, in order, by one goroutine for each stream. It must return
+	// soon and must not keep the slice.
 	Receive func([]ownership.Envelope)
 }
 
@@ -65,12 +65,12 @@ type MessengerStats struct {
 	Invalid  uint64 // arrived, and malformed
 }
 
-// Messenger carries the messages of ownership cores, over one stream to each destination, opened when it is first needed.
-// Messages that gather while a frame is being written share the next frame. There is no timer. A message may be lost without
-// notice, so the Messenger keeps no record of what has arrived and only bounds what waits.
+// Messenger carries the messages of ownership cores, over one stream to each destination, opened when it is first
+// needed. Messages that gather while a frame is being written share the next frame. There is no timer. A message may be
+// lost without notice, so the Messenger keeps no record of what has arrived and only bounds what waits.
 //
-// It also serves the receiving side, to be registered with the gRPC server of the peer service. Its methods are safe for
-// concurrent use.
+// It also serves the receiving side, to be registered with the gRPC server of the peer service. Its methods are safe
+// for concurrent use.
 type Messenger struct {
 	peerv1.UnimplementedOwnershipServer
 	cfg   MessengerConfig
@@ -83,8 +83,8 @@ type Messenger struct {
 // NewMessenger returns a Messenger without connections.
 func NewMessenger(cfg MessengerConfig) *Messenger {
 	m := &Messenger{cfg: cfg}
-	// The backoff is short whatever it costs: a node that restarts must be reached within 100 ms, since partitions may wait
-	// for it, and a node that stays away soon stops being a member.
+	// The backoff is short whatever it costs: a node that restarts must be reached within 100 ms, since partitions may
+	// wait for it, and a node that stays away soon stops being a member.
 	m.links = transport.NewLinks(cfg.Config, transport.Dialing{
 		Carries: "ownership messages", Timeout: reachWithin, Pause: reopenAfter,
 		Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 80 * time.Millisecond},
@@ -97,14 +97,15 @@ func (m *Messenger) Stats() MessengerStats {
 	return MessengerStats{Sent: m.sent.Load(), Dropped: m.dropped.Load(), Received: m.received.Load(), Invalid: m.invalid.Load()}
 }
 
-// Close drops waiting messages and waits for every goroutine of the sending side. The streams that other nodes have opened
-// end with the gRPC server.
+// Close drops waiting messages and waits for every goroutine of the sending side. The streams that other nodes have
+// opened end with the gRPC server.
 func (m *Messenger) Close() { m.links.Close() }
 
 // Retain closes the streams to nodes for which keep returns false, and drops messages that wait for them.
 func (m *Messenger) Retain(keep func(ownership.Node) bool) { m.links.Retain(keep) }
 
-// Send queues messages for their destinations (To); it ignores From. It never blocks. It drops messages to this node itself.
+// Send queues messages for their destinations (To); it ignores From. It never blocks. It drops messages to this node
+// itself.
 func (m *Messenger) Send(envelopes []ownership.Envelope) {
 	for len(envelopes) > 0 {
 		to := envelopes[0].To
@@ -148,7 +149,8 @@ func (q *queue) add(envelopes []ownership.Envelope) {
 	q.wake.Set()
 }
 
-// addLocked queues a message. When the queue is full it drops the oldest messages: the core repeats those that still matter.
+// addLocked queues a message. When the queue is full it drops the oldest messages: the core repeats those that still
+// matter.
 func (q *queue) addLocked(msg ownership.Message) {
 	w := ownership.Weight(msg)
 	switch {
@@ -170,8 +172,8 @@ func (q *queue) addLocked(msg ownership.Message) {
 	q.weight += w
 }
 
-// take returns the messages of the next frame, none when nothing waits. A frame has at least one message, however large:
-// maxWeight is below transport.MaxMessage.
+// take returns the messages of the next frame, none when nothing waits. A frame has at least one message, however
+// large: maxWeight is below transport.MaxMessage.
 func (q *queue) take() []ownership.Message {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -296,8 +298,8 @@ type intake struct {
 	list  []ownership.Envelope // the messages of the last frame; the next one uses its array
 }
 
-// take passes the messages of a frame to Receive. It drops a malformed message, logs the first one of the stream, and goes
-// on, because the other messages may be good and waited for.
+// take passes the messages of a frame to Receive. It drops a malformed message, logs the first one of the stream, and
+// goes on, because the other messages may be good and waited for.
 func (in *intake) take(frame [][]byte) {
 	in.list, in.coder.items = in.list[:0], maxItems
 	for _, data := range frame {

@@ -1,8 +1,8 @@
 // Package transport has what the streams between nodes have in common: the connection to a process, and the Hello that
 // begins a stream.
 //
-// It does not know what a stream carries. It does not promise that the process at an address is the process that was meant:
-// the opening end learns that from the answer to its Hello, the serving end from the Hello.
+// It does not know what a stream carries. It does not promise that the process at an address is the process that was
+// meant: the opening end learns that from the answer to its Hello, the serving end from the Hello.
 package transport
 
 import (
@@ -25,7 +25,8 @@ import (
 const Protocol = 6
 
 const (
-	// MaxMessage bounds a message between peers, in bytes. A thousand checks with the longest keys and answers are smaller.
+	// MaxMessage bounds a message between peers, in bytes. A thousand checks with the longest keys and answers are
+	// smaller.
 	MaxMessage = 8 << 20
 	// maxParts bounds the parts of a message between peers (see wire.Parts).
 	maxParts = 1 << 16
@@ -33,17 +34,17 @@ const (
 	maxHeaders = 32 << 10
 )
 
-// Receive windows of the connections between nodes, in bytes: how much a sender may have on its way on one stream, and on
-// one connection. Fixed windows switch gRPC's estimation of them off, which measures a round trip after every other message
-// and takes a twelfth of a node's CPU when batches are forwarded. The connection's window is enough for 1 Gbit/s at a round
-// trip of 30 ms.
+// Receive windows of the connections between nodes, in bytes: how much a sender may have on its way on one stream, and
+// on one connection. Fixed windows switch gRPC's estimation of them off, which measures a round trip after every other
+// message and takes a twelfth of a node's CPU when batches are forwarded. The connection's window is enough for 1
+// Gbit/s at a round trip of 30 ms.
 const (
 	StreamWindow      = 1 << 20 // unless Config.Window says otherwise
 	connectionWindows = 4       // the connection's window in windows of a stream
 )
 
-// Codec returns the codec for messages of the peer service, for both ends of a connection. It decodes no message with more
-// than maxParts parts.
+// Codec returns the codec for messages of the peer service, for both ends of a connection. It decodes no message with
+// more than maxParts parts.
 func Codec() encoding.CodecV2 { return wire.ServerCodec(nil, maxParts) }
 
 // Dial returns a client connection to a peer service. gRPC connects when the connection is first used. creds nil: plain

@@ -17,17 +17,17 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 )
 
-// This file keeps one link for each process that is sent to. To makes the link on first use; link.run waits for the queue's
-// signal, talk opens a stream with a Hello and runs it, and run tells the queue when the stream has broken or could not be
-// opened. rpc/peer and rpc/replica implement Queue.
+// This file keeps one link for each process that is sent to. To makes the link on first use; link.run waits for the
+// queue's signal, talk opens a stream with a Hello and runs it, and run tells the queue when the stream has broken or
+// could not be opened. rpc/peer and rpc/replica implement Queue.
 
 // Config is what both ends of the streams between nodes need. All fields but Credentials and Window are required. The
 // serving end needs no Address.
 type Config struct {
 	Self         ownership.Node
 	RingSettings uint64 // fingerprint of the ring's settings; a peer with another one is rejected
-	// Address returns the host:port of a node's peer service, and false when the node is not a known member. It is called
-	// with a lock held and must not call methods of Links.
+	// Address returns the host:port of a node's peer service, and false when the node is not a known member. It is
+	// called with a lock held and must not call methods of Links.
 	Address func(ownership.Node) (string, bool)
 	Logger  *slog.Logger
 	// Credentials authenticate the peers; nil: plain text.
@@ -44,22 +44,23 @@ type Dialing struct {
 	Pause   time.Duration  // after the end of a stream; 0: none
 }
 
-// Queue holds messages for one process and takes the answers. The link's goroutine calls its methods and the function that
-// Open returns. That function may read from the stream in a second goroutine.
+// Queue holds messages for one process and takes the answers. The link's goroutine calls its methods and the function
+// that Open returns. That function may read from the stream in a second goroutine.
 type Queue interface {
 	// Pending says whether there is something to write. The link opens a stream only then.
 	Pending() bool
-	// Open opens a stream on conn, sends hello and waits for the Welcome. The function that it returns runs the stream until
-	// it ends; calling end ends the stream (see stream.Run).
+	// Open opens a stream on conn, sends hello and waits for the Welcome. The function that it returns runs the stream
+	// until it ends; calling end ends the stream (see stream.Run).
 	Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error, error)
 	// Broken is called after a welcomed stream has ended. The queue may repeat unanswered messages on the next one.
 	Broken()
-	// Failed is called when no stream could be opened, and with closed when the link is stopped: no stream is opened then.
+	// Failed is called when no stream could be opened, and with closed when the link is stopped: no stream is opened
+	// then.
 	Failed(closed bool)
 }
 
-// Links are the links of this process to others. A link is a queue, a connection, and at most one stream on it, opened when
-// the queue has something to write. The methods of Links are safe for concurrent use.
+// Links are the links of this process to others. A link is a queue, a connection, and at most one stream on it, opened
+// when the queue has something to write. The methods of Links are safe for concurrent use.
 type Links[Q Queue] struct {
 	cfg     Config
 	dialing Dialing
@@ -201,8 +202,8 @@ func (l *link[Q]) talk() (welcomed bool, err error) {
 	return true, run(func() { cancel(nil) })
 }
 
-// Accept checks the Hello of a stream: the sender's protocol and ring settings must be those of this process, the Hello must
-// mean this process, and it must name its sender. It logs the error, a gRPC status.
+// Accept checks the Hello of a stream: the sender's protocol and ring settings must be those of this process, the Hello
+// must mean this process, and it must name its sender. It logs the error, a gRPC status.
 func (c *Config) Accept(h *peerv1.Hello) (*peerv1.Welcome, error) {
 	if err := c.accept(h); err != nil {
 		name := h.GetFromName()

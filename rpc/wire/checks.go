@@ -10,11 +10,12 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// This file has the form of checks and decisions in CheckStreamRequest and CheckStreamResponse, for clients' streams and
-// nodes' streams: one list for each field. A list has one element for each check, or one element that holds for all checks,
-// or none, in which case the field's default holds for all.
+// This file has the form of checks and decisions in CheckStreamRequest and CheckStreamResponse, for clients' streams
+// and nodes' streams: one list for each field. A list has one element for each check, or one element that holds for all
+// checks, or none, in which case the field's default holds for all.
 
-// At returns element i of a list, or otherwise when the list is empty. The list must fit (Fits) a number of checks above i.
+// At returns element i of a list, or otherwise when the list is empty. The list must fit (Fits) a number of checks
+// above i.
 func At[T any](list []T, i int, otherwise T) T {
 	switch len(list) {
 	case 0:
@@ -28,8 +29,8 @@ func At[T any](list []T, i int, otherwise T) T {
 // Fits says whether a list has a valid length for n checks.
 func Fits[T any](list []T, n int) bool { return len(list) <= 1 || len(list) == n }
 
-// Add adds the value v of check i of n to a list. The calls for one list start at i 0 with an empty list, and leave out no
-// i. The list gets as few elements as its values allow.
+// Add adds the value v of check i of n to a list. The calls for one list start at i 0 with an empty list, and leave out
+// no i. The list gets as few elements as its values allow.
 func Add[T comparable](list *[]T, i, n int, v, otherwise T) {
 	l := *list
 	if len(l) == 0 && v == otherwise || len(l) == 1 && i > 0 && l[0] == v {
@@ -68,8 +69,8 @@ func AddTrace(in *weirv1.CheckStreamRequest, i int, trace string) {
 	}
 }
 
-// ReadChecks reads check i of a request into to(i), for each check. target returns the target with a number. The error names
-// the field.
+// ReadChecks reads check i of a request into to(i), for each check. target returns the target with a number. The error
+// names the field.
 func ReadChecks(in *weirv1.CheckStreamRequest, target func(number uint64) (limit.Target, bool), to func(i int) *limit.Check) *limit.Error {
 	n := len(in.KeyLengths)
 	for _, list := range [...]struct {
@@ -105,8 +106,8 @@ func ReadChecks(in *weirv1.CheckStreamRequest, target func(number uint64) (limit
 	return nil
 }
 
-// Small says whether the lists of a request are small enough to be kept for the next request of any stream. Larger lists are
-// left to the garbage collector, so that a few large requests do not hold memory.
+// Small says whether the lists of a request are small enough to be kept for the next request of any stream. Larger
+// lists are left to the garbage collector, so that a few large requests do not hold memory.
 func Small(in *weirv1.CheckStreamRequest) bool {
 	const most, keys = 2 * limit.MaxBatch, 64 << 10 // twice the elements of the largest batch, because append rounds up
 	return cap(in.Define) <= most && cap(in.Keys) <= keys && cap(in.KeyLengths) <= most && cap(in.Targets) <= most &&
@@ -156,8 +157,8 @@ func NewDecisions() *weirv1.CheckStreamResponse {
 	return &room.out
 }
 
-// AddDecision adds the decision on a check as element i of n to a response. check is the check's number in out.Limits. It
-// leaves out the policy's name and the request id, which the reader knows, and keeps no reference to d.
+// AddDecision adds the decision on a check as element i of n to a response. check is the check's number in out.Limits.
+// It leaves out the policy's name and the request id, which the reader knows, and keeps no reference to d.
 func AddDecision(out *weirv1.CheckStreamResponse, i, n int, check uint32, d *limit.Decision) {
 	var sum weirv1.StreamFlag
 	for at, set := range truths(d) {

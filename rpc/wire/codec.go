@@ -1,6 +1,6 @@
-// Package wire converts Weir's types to gRPC messages, and messages to bytes. It has conversions between limit's types and
-// weir.v1 for front end, peers and client; a codec that uses the marshalling generated for Weir's messages; and the compact
-// form of checks and decisions in CheckStream.
+// Package wire converts Weir's types to gRPC messages, and messages to bytes. It has conversions between limit's types
+// and weir.v1 for front end, peers and client; a codec that uses the marshalling generated for Weir's messages; and the
+// compact form of checks and decisions in CheckStream.
 //
 // Its only state is that of one stream (Numbers, Targets). It does not promise that texts in a message are valid UTF-8,
 // because the generated code does not check that: the users of a text do.
@@ -20,13 +20,14 @@ import (
 )
 
 // Codec returns a replacement of gRPC's codec "proto" that uses the generated marshalling of Weir's messages. Other
-// messages, such as those of the health service, go through gRPC's own codec. The bytes are the same. The codec is given to
-// a connection (grpc.ForceCodecV2) and not registered, so that a program that links Weir's client keeps its own.
+// messages, such as those of the health service, go through gRPC's own codec. The bytes are the same. The codec is
+// given to a connection (grpc.ForceCodecV2) and not registered, so that a program that links Weir's client keeps its
+// own.
 func Codec() encoding.CodecV2 { return newCodec() }
 
 // ServerCodec is Codec for a server (grpc.ForceServerCodecV2) and for messages from other nodes. Unmarshal returns a
-// *limit.Error for a message with more than parts parts (see Parts); 0: no bound. The codec takes the bytes of all messages
-// from pool. With pool nil, it has a pool of its own and allocates small messages.
+// *limit.Error for a message with more than parts parts (see Parts); 0: no bound. The codec takes the bytes of all
+// messages from pool. With pool nil, it has a pool of its own and allocates small messages.
 func ServerCodec(pool mem.BufferPool, parts int) encoding.CodecV2 {
 	c := newCodec()
 	c.most = parts
@@ -37,9 +38,9 @@ func ServerCodec(pool mem.BufferPool, parts int) encoding.CodecV2 {
 }
 
 func newCodec() codec {
-	// The sizes are powers of two, so that no buffer is more than twice as large as its message. gRPC's default pool has no
-	// size between 32 KiB and 1 MiB and clears the buffers that it hands out, so that a message of 60 KB costs a megabyte of
-	// memory to allocate and clear.
+	// The sizes are powers of two, so that no buffer is more than twice as large as its message. gRPC's default pool
+	// has no size between 32 KiB and 1 MiB and clears the buffers that it hands out, so that a message of 60 KB costs a
+	// megabyte of memory to allocate and clear.
 	pool, err := mem.NewBinaryTieredBufferPool(10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
 	if err != nil { // where int is too small for 8 MiB
 		pool = mem.DefaultBufferPool()
@@ -81,12 +82,12 @@ type Pooled interface {
 	Pooled() (message any, pool mem.BufferPool)
 }
 
-// Lenient makes decoding of its Message succeed always: the codec puts the error into Err and does not return it, because
-// gRPC would answer the call with INTERNAL.
+// Lenient makes decoding of its Message succeed always: the codec puts the error into Err and does not return it,
+// because gRPC would answer the call with INTERNAL.
 type Lenient struct {
 	Message proto.Message
-	// Admit, when set, is called with the size of the encoded message in bytes before anything is decoded, and may wait.
-	// When it returns an error, Err is set to that and nothing is decoded. Admit may set Message.
+	// Admit, when set, is called with the size of the encoded message in bytes before anything is decoded, and may
+	// wait. When it returns an error, Err is set to that and nothing is decoded. Admit may set Message.
 	Admit func(size int) error
 	Err   error // from Admit or decoding; nil: Message is decoded
 }

@@ -25,7 +25,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// messages are of every kind that the codec treats in a way of its own: generated marshalling, that with a pool, neither.
+// messages are of every kind that the codec treats in a way of its own: generated marshalling, that with a pool,
+// neither.
 func messages() []proto.Message {
 	long := string(bytes.Repeat([]byte("k"), 4000)) // above the size from which buffers are pooled
 	check := &weirv1.CheckRequest{Checks: []*weirv1.Check{
@@ -262,7 +263,8 @@ func exists(m protoreflect.MessageDescriptor, name string) string {
 	return ""
 }
 
-// TestNumbers: both sides of a stream understand each other, what is the same target has one number, and there are so many.
+// TestNumbers: both sides of a stream understand each other, what is the same target has one number, and there are so
+// many.
 func TestNumbers(t *testing.T) {
 	inline := func(units int64) *algo.Limit {
 		return &algo.Limit{Algorithm: algo.SlidingLog, Limit: units, Window: time.Minute}

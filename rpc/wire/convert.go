@@ -111,8 +111,8 @@ func ProtoDecision(d *limit.Decision) *weirv1.Decision {
 	return out
 }
 
-// SetDecision fills in an empty message. It keeps no reference to d. wait is memory for RetryAfterNs, and belongs to the
-// message.
+// SetDecision fills in an empty message. It keeps no reference to d. wait is memory for RetryAfterNs, and belongs to
+// the message.
 func SetDecision(out *weirv1.Decision, d *limit.Decision, wait *int64) {
 	out.RetryAfterNs = retryAfter(d.RetryAfter, wait)
 	out.Policy, out.Allowed, out.Granted, out.Limit, out.Remaining = d.Policy, d.Allowed, d.Granted, d.Limit, d.Remaining
@@ -187,8 +187,8 @@ func Code(k limit.Kind) codes.Code {
 // Kind is the inverse of Code; 0 for a code that no kind has.
 func Kind(c codes.Code) limit.Kind { return limit.Kind(slices.Index(kindCodes[1:], c) + 1) }
 
-// Status converts an error of a limit.Service to a gRPC status. The message of a *limit.Error begins with the field. Nil
-// stays nil.
+// Status converts an error of a limit.Service to a gRPC status. The message of a *limit.Error begins with the field.
+// Nil stays nil.
 func Status(err error) error {
 	if e, ok := errors.AsType[*limit.Error](err); ok {
 		return status.Error(Code(e.Kind), e.Error())

@@ -5,9 +5,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Parts counts in an encoded message, without decoding it, what a decoder would allocate: messages, and elements of lists
-// and maps, at every depth. A decoder can reject a message of millions of empty elements that way before it allocates them.
-// Parts stops soon after its count has passed most. It does not count beyond malformed bytes, because decoding fails there.
+// Parts counts in an encoded message, without decoding it, what a decoder would allocate: messages, and elements of
+// lists and maps, at every depth. A decoder can reject a message of millions of empty elements that way before it
+// allocates them. Parts stops soon after its count has passed most. It does not count beyond malformed bytes, because
+// decoding fails there.
 func Parts(d protoreflect.MessageDescriptor, data []byte, most int) (n int) {
 	fields := d.Fields()
 	for len(data) > 0 && n <= most {

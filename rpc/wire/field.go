@@ -6,8 +6,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Named returns an error of a call with weir.v1's names of fields in place of the service's: "target.key" for "key", and
-// "checks[3].target.limit.window_ns" for "limit.window" of the fourth check.
+// Named returns an error of a call with weir.v1's names of fields in place of the service's: "target.key" for "key",
+// and "checks[3].target.limit.window_ns" for "limit.window" of the fourth check.
 func Named(e *limit.Error) *limit.Error {
 	list, i, name := e.Element()
 	switch first, _, _ := strings.Cut(name, "."); first {
@@ -29,8 +29,8 @@ func StreamNamed(e *limit.Error) *limit.Error {
 	return limit.NewError(e.Kind, name, e.Message)
 }
 
-// unit returns the name in weir.v1 of a field whose name there says the unit, and of limit.align, which is a field of its
-// own there.
+// unit returns the name in weir.v1 of a field whose name there says the unit, and of limit.align, which is a field of
+// its own there.
 func unit(name string) string {
 	switch {
 	case name == "ttl", strings.HasSuffix(name, "limit.window"):
@@ -43,7 +43,8 @@ func unit(name string) string {
 	return name
 }
 
-// FieldOf returns the service's name of a field in place of weir.v1's name. The name may begin with an element of a list.
+// FieldOf returns the service's name of a field in place of weir.v1's name. The name may begin with an element of a
+// list.
 func FieldOf(name string) string {
 	if at := strings.Index(name, "]."); at >= 0 {
 		return name[:at+2] + FieldOf(name[at+2:])
@@ -60,8 +61,8 @@ func FieldOf(name string) string {
 	return name
 }
 
-// Reason returns the message of an error of protojson without its prefix, cut to 200 bytes, since it may repeat the caller's
-// input. The prefix ends in a space or in a no-break space.
+// Reason returns the message of an error of protojson without its prefix, cut to 200 bytes, since it may repeat the
+// caller's input. The prefix ends in a space or in a no-break space.
 func Reason(err error) string {
 	const most = 200
 	text := strings.TrimSpace(strings.TrimPrefix(err.Error(), "proto:"))

@@ -6,8 +6,8 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// Numbers are the numbers that the sender of a stream has given to targets without their keys; Targets is the receiver's
-// side. The zero value has given none. It is not safe for concurrent use.
+// Numbers are the numbers that the sender of a stream has given to targets without their keys; Targets is the
+// receiver's side. The zero value has given none. It is not safe for concurrent use.
 type Numbers struct {
 	given map[unkeyed]*Number
 }
@@ -25,8 +25,9 @@ type unkeyed struct {
 	limit             algo.Limit
 }
 
-// Of returns the number of a target. fresh says that the number is new, so that the message must define it. Of returns nil
-// when all MaxTargets numbers are given; the caller may then call Reset and define the targets of the message again.
+// Of returns the number of a target. fresh says that the number is new, so that the message must define it. Of returns
+// nil when all MaxTargets numbers are given; the caller may then call Reset and define the targets of the message
+// again.
 func (n *Numbers) Of(t *limit.Target) (number *Number, fresh bool) {
 	of := unkeyed{policy: t.Policy, namespace: t.Namespace}
 	if t.Limit != nil {
@@ -50,8 +51,8 @@ func (n *Numbers) Of(t *limit.Target) (number *Number, fresh bool) {
 // Reset forgets all numbers.
 func (n *Numbers) Reset() { clear(n.given) }
 
-// SameTarget says whether two targets have the same number, without the look-up of Of: most checks have the target of the
-// check before.
+// SameTarget says whether two targets have the same number, without the look-up of Of: most checks have the target of
+// the check before.
 func SameTarget(a, b *limit.Target) bool {
 	return a.Policy == b.Policy && a.Namespace == b.Namespace && (a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
 }

@@ -1,10 +1,11 @@
-// Package checker judges what a cluster has answered. It reads a history (who asked what and when, what the answers were,
-// which faults the run had) and knows nothing of the code that made it, so that the code's idea of what is right and the
-// checker's are two.
+// Package checker judges what a cluster has answered. It reads a history (who asked what and when, what the answers
+// were, which faults the run had) and knows nothing of the code that made it, so that the code's idea of what is right
+// and the checker's are two.
 //
 // A history may come from the simulator, which knows the instant of every decision, or from real processes, where an
-// operation was decided at some instant between its being sent and its being answered. An operation counts for a stretch
-// of time only when it lies wholly inside, so that the checker never raises a false alarm for want of knowledge.
+// operation was decided at some instant between its being sent and its being answered. An operation counts for a
+// stretch of time only when it lies wholly inside, so that the checker never raises a false alarm for want of
+// knowledge.
 //
 // Protocol, beside it, is told what the nodes do while they do it, and holds that to the rules of who may decide.
 package checker
@@ -52,8 +53,9 @@ type Policy struct {
 	Aligned    bool // of Fixed: by the wall clock, whose windows begin at whole multiples of Window
 	Opens      bool // of Fixed: a window begins with the first charge after the one before has ended
 	ColdClosed bool // a counter that was lost starts as if used up
-	// Coarse is how much longer than Window a unit may be held against a key because the algorithm rounds, by a slot, or because it was lent and
-	// is dated when its owner hears that it was spent. Of a Bucket it is how much later it may be charged.
+	// Coarse is how much longer than Window a unit may be held against a key because the algorithm rounds, by a slot,
+	// or because it was lent and is dated when its owner hears that it was spent. Of a Bucket it is how much later it
+	// may be charged.
 	Coarse time.Duration
 	// Lent is for how long borrowers may spend units that were lent to them, without a word; 0: nothing is lent.
 	Lent time.Duration
@@ -77,21 +79,21 @@ type Operation struct {
 	Result         Result
 	Degraded       bool   // the answer said so
 	Node           string // that decided it; empty when that is not known
-	// Content names the counters that it was charged to. After a merge they count at least as much as before; two sides of a split
-	// have different ones. Empty: not known.
+	// Content names the counters that it was charged to. After a merge they count at least as much as before; two sides
+	// of a split have different ones. Empty: not known.
 	Content  string
 	Borrowed bool // a borrower admitted it from a loan
 
-	// Banned says, of one that was refused, that it was so because of a ban, and Bans for how long at least the key is banned because
-	// of this one, from the instant of the decision on; 0: it began no ban.
+	// Banned says, of one that was refused, that it was so because of a ban, and Bans for how long at least the key is
+	// banned because of this one, from the instant of the decision on; 0: it began no ban.
 	Banned bool
 	Bans   time.Duration
 
-	// Returned is how many units of it were given back, as by the commit or cancel of a reservation, and ReturnedAt the instant at
-	// which the last were; 0: none. Bounds are of what was not given back.
+	// Returned is how many units of it were given back, as by the commit or cancel of a reservation, and ReturnedAt the
+	// instant at which the last were; 0: none. Bounds are of what was not given back.
 	Returned, ReturnedAt int64
-	// Of Leases, Renewed is the last instant at which the operation's lease is known to have been renewed, Touched that at which it
-	// may have been, and Ended that at which it was released; 0: none.
+	// Of Leases, Renewed is the last instant at which the operation's lease is known to have been renewed, Touched that
+	// at which it may have been, and Ended that at which it was released; 0: none.
 	Renewed, Touched, Ended int64
 	// Renewer is the node that renewed the lease at Renewed.
 	Renewer string
@@ -104,29 +106,29 @@ func (o *Operation) net() int64 { return o.Cost - o.Returned }
 type Crash struct {
 	At   int64
 	Node string
-	// Copied: when it happened, every partition had a current copy elsewhere, and no other fault was going on. Only then
-	// do the bounds of a policy's durability hold.
+	// Copied: when it happened, every partition had a current copy elsewhere, and no other fault was going on. Only
+	// then do the bounds of a policy's durability hold.
 	Copied bool
-	// Flushed is, by key, the instant up to which changes are known to have reached the copy. A key that is not in it had
-	// everything but the last History.Flush copied.
+	// Flushed is, by key, the instant up to which changes are known to have reached the copy. A key that is not in it
+	// had everything but the last History.Flush copied.
 	Flushed map[string]int64
 	// Lost: whatever had changed since Flushed is lost, of all nodes and whatever the durability.
 	Lost bool
 }
 
-// Split is a time in which nodes may have taken each other for gone: a cut network, a false suspicion, a pause for longer
-// than it takes to be declared dead. It lasts until the sides have merged.
+// Split is a time in which nodes may have taken each other for gone: a cut network, a false suspicion, a pause for
+// longer than it takes to be declared dead. It lasts until the sides have merged.
 type Split struct {
 	From, To int64
 	Sides    int // into how many groups the nodes may have fallen
 }
 
-// QuorumLoss is a time in which no majority of the voters had been up for long enough to know what was granted before. What
-// strict rules have admitted is then taken to be all there is room for.
+// QuorumLoss is a time in which no majority of the voters had been up for long enough to know what was granted before.
+// What strict rules have admitted is then taken to be all there is room for.
 type QuorumLoss struct{ From, To int64 }
 
-// Hidden is a claim of partitions as new, whose owner lived on where the claimant did not see it. Where no majority of the voters
-// remembers either, keys under strict rules begin anew.
+// Hidden is a claim of partitions as new, whose owner lived on where the claimant did not see it. Where no majority of
+// the voters remembers either, keys under strict rules begin anew.
 type Hidden struct {
 	At   int64
 	Keys map[string]bool
@@ -151,11 +153,11 @@ type History struct {
 	Drift        int64         // the largest error of a clock's rate, in parts per million
 	Skew         time.Duration // the largest error of a wall clock
 	Flush        time.Duration // how far back changes may not have reached a copy that is being kept up to date
-	// Claim is how long it may take until what a crashed node held is claimed, which is when an escrow is charged and a cold
-	// start begins.
+	// Claim is how long it may take until what a crashed node held is claimed, which is when an escrow is charged and a
+	// cold start begins.
 	Claim time.Duration
-	// Late is by how much longer than its window a unit may be held against a key because its age was taken down when it
-	// arrived at another node and not when it was sent.
+	// Late is by how much longer than its window a unit may be held against a key because its age was taken down when
+	// it arrived at another node and not when it was sent.
 	Late time.Duration
 }
 
@@ -274,8 +276,8 @@ func (c *check) fail(rule, format string, args ...any) {
 // whole, as what a crash has lost, is everything.
 const whole = -1
 
-// lost is how many of the key's admissions a crash may have made forgotten. An answer that says it is degraded was given
-// without waiting, whatever the durability. What was lent in the last moments may be spent after the crash.
+// lost is how many of the key's admissions a crash may have made forgotten. An answer that says it is degraded was
+// given without waiting, whatever the durability. What was lent in the last moments may be spent after the crash.
 func (c *check) lost(k *history, f *Crash) int64 {
 	switch {
 	case k.Strict:
@@ -499,8 +501,8 @@ func (c *check) refusals(k *history) {
 		}
 		reach := horizon
 		if k.Kind == Fixed || k.Kind == Bucket {
-			// What two sides have merged lasts longer: a window until the later of the two ends, with what the earlier one
-			// counted; a bucket until both sides' debts are paid.
+			// What two sides have merged lasts longer: a window until the later of the two ends, with what the earlier
+			// one counted; a bucket until both sides' debts are paid.
 			reach *= 3
 		}
 		slack, sure := c.slack(k, op.Sent-reach, op.Answered)
@@ -584,8 +586,9 @@ func (c *check) slack(k *history, from, to int64) (slack int64, sure bool) {
 	return slack, true
 }
 
-// merges holds what was left of a key to what was admitted. Sides of a split that have merged count as much as each of them did, at
-// least; strict rules, which one side alone decides, and leases, which have identity, as much as all of them did.
+// merges holds what was left of a key to what was admitted. Sides of a split that have merged count as much as each of
+// them did, at least; strict rules, which one side alone decides, and leases, which have identity, as much as all of
+// them did.
 func (c *check) merges(k *history) {
 	if k.Kind == Fixed {
 		return // what counts depends on when the window began
@@ -607,7 +610,8 @@ func (c *check) merges(k *history) {
 	}
 }
 
-// inUse is how many units of what was admitted are in use at an instant, at least, and since when the key has been in use.
+// inUse is how many units of what was admitted are in use at an instant, at least, and since when the key has been in
+// use.
 func (c *check) inUse(k *history, admitted []Operation, at int64) (used, from int64) {
 	switch k.Kind {
 	case Bucket:
@@ -631,8 +635,9 @@ func (c *check) inUse(k *history, admitted []Operation, at int64) (used, from in
 	return used, from
 }
 
-// contents divides what was admitted by the counters that it was charged to, where sides were apart between two instants. What was
-// admitted before was known to one side at least, and what was admitted afterwards was charged to the counters that all sides merged into.
+// contents divides what was admitted by the counters that it was charged to, where sides were apart between two
+// instants. What was admitted before was known to one side at least, and what was admitted afterwards was charged to
+// the counters that all sides merged into.
 func (c *check) contents(k *history, from, to int64) map[string][]Operation {
 	first, last := to, from
 	for _, s := range c.Splits {
@@ -665,9 +670,9 @@ func (c *check) split(from, to int64) bool {
 	return slices.ContainsFunc(c.Splits, func(s Split) bool { return s.From <= to && s.To >= from })
 }
 
-// deficit is how far below its capacity a bucket is at an instant that was charged ops: at most, with all charged late and
-// refilled slowly and late by some time once, each for as many units as holds says, or at least, where holds is nil. Part of a unit
-// is one that is not there. since is when it was full last.
+// deficit is how far below its capacity a bucket is at an instant that was charged ops: at most, with all charged late
+// and refilled slowly and late by some time once, each for as many units as holds says, or at least, where holds is
+// nil. Part of a unit is one that is not there. since is when it was full last.
 func (c *check) deficit(ops []Operation, k *history, at int64, holds func(*Operation) int64, late time.Duration) (units, since int64) {
 	most := holds != nil
 	perNano := float64(k.Limit) / float64(k.Window)

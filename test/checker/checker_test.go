@@ -138,7 +138,8 @@ func TestCheck(t *testing.T) {
 		return ops
 	}
 
-	// banned adds a refusal at 4 s that begins a ban of so many seconds, and one at another time, if that is not 0, that is the ban's.
+	// banned adds a refusal at 4 s that begins a ban of so many seconds, and one at another time, if that is not 0,
+	// that is the ban's.
 	banned := func(again, ban float64, ops ...Operation) []Operation {
 		first := at(Refused, 4)[0]
 		first.Banned, first.Bans = true, time.Duration(moment(ban))

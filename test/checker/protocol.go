@@ -35,11 +35,11 @@ const (
 // MaxHops is how often a check may be handed on.
 const MaxHops = 3
 
-// Protocol holds what nodes do to the rules of who may decide. It is told of each step at once, in order, and of instants
-// on one true clock that no node can read.
+// Protocol holds what nodes do to the rules of who may decide. It is told of each step at once, in order, and of
+// instants on one true clock that no node can read.
 type Protocol struct {
-	// Sole says that nothing in this run excuses two processes that hold a partition at the same time: no split, no false
-	// suspicion, no pause.
+	// Sole says that nothing in this run excuses two processes that hold a partition at the same time: no split, no
+	// false suspicion, no pause.
 	Sole bool
 
 	Violations []Violation
@@ -152,8 +152,8 @@ func (m *Protocol) Decide(at int64, p int, by Holder, owned bool, hops int) {
 	}
 }
 
-// Use says that the answer to a strict check was used, and when, on the true clock, the lease under which it was decided
-// ends.
+// Use says that the answer to a strict check was used, and when, on the true clock, the lease under which it was
+// decided ends.
 func (m *Protocol) Use(at int64, p int, by Holder, end int64) {
 	if at >= end {
 		m.fail(PastLease, at, "partition %d: %v's, by %v", p, by, time.Duration(at-end))

@@ -2,7 +2,8 @@ package checker
 
 import "time"
 
-// aligned holds each window of the wall clock to the limit. What is admitted near its ends, by the error of clocks, may be of the next one.
+// aligned holds each window of the wall clock to the limit. What is admitted near its ends, by the error of clocks, may
+// be of the next one.
 func (c *check) aligned(k *history) {
 	sums := make(map[int64]int64)
 	first := make(map[int64]int64)
@@ -28,9 +29,10 @@ func (c *check) aligned(k *history) {
 	}
 }
 
-// opened holds the windows of a fixed window that opens with its first charge to the limit, where the instants of all decisions are known:
-// what was admitted must be divisible into windows, none shorter than Window. Where a fault may have made a window forgotten, or have begun one
-// without an operation, or units were given back so that the count was zero, the next one may have opened earlier.
+// opened holds the windows of a fixed window that opens with its first charge to the limit, where the instants of all
+// decisions are known: what was admitted must be divisible into windows, none shorter than Window. Where a fault may
+// have made a window forgotten, or have begun one without an operation, or units were given back so that the count was
+// zero, the next one may have opened earlier.
 func (c *check) opened(k *history) {
 	ops := k.charged
 	for i := range ops {
@@ -71,7 +73,8 @@ func (c *check) opened(k *history) {
 	}
 }
 
-// reopened reports whether a fault may have ended a window early that was open between two instants, or begun it without an operation.
+// reopened reports whether a fault may have ended a window early that was open between two instants, or begun it
+// without an operation.
 func (c *check) reopened(k *history, from, to int64) bool {
 	before := from - c.longer(k.Window) - int64(c.Claim+c.Late)
 	charges := k.Durability == Escrow || k.ColdClosed || k.Strict // who takes over charges what may have been admitted

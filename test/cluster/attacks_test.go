@@ -42,8 +42,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// Attacks by callers with few rights on three nodes with what "weir secrets" makes: TLS for callers and between nodes, an access file, gossip
-// keys and the cluster's secret.
+// Attacks by callers with few rights on three nodes with what "weir secrets" makes: TLS for callers and between nodes,
+// an access file, gossip keys and the cluster's secret.
 
 const attackedPolicies = `policies:
   - {name: log, algorithm: sliding_log, limit: 2000, window: 1h}
@@ -185,7 +185,8 @@ func decide(t *testing.T, c weirv1.LimiterClient, policy, key, id string) *weirv
 	return out.Results[0].GetDecision()
 }
 
-// TestAttacksByCallers: what a caller with the roles check and read does to another caller's keys stays within the limits.
+// TestAttacksByCallers: what a caller with the roles check and read does to another caller's keys stays within the
+// limits.
 func TestAttacksByCallers(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
@@ -200,8 +201,9 @@ func TestAttacksByCallers(t *testing.T) {
 	t.Run("a node's certificate", s.nodesCertificate)
 }
 
-// nodesCertificate has who holds a node's certificate, but no gossip key, tell of overrides in the name of each member and of one that is
-// none, and change the gossip keys: nodes pull from members only, and operators go on changing overrides through all of them.
+// nodesCertificate has who holds a node's certificate, but no gossip key, tell of overrides in the name of each member
+// and of one that is none, and change the gossip keys: nodes pull from members only, and operators go on changing
+// overrides through all of them.
 func (s *secured) nodesCertificate(t *testing.T) {
 	_, page := s.as("thief", s.members[0], "GET", "/v1/status", "")
 	var st struct{ Members []struct{ Name, Boot string } }
@@ -227,8 +229,8 @@ func (s *secured) nodesCertificate(t *testing.T) {
 	}
 }
 
-// borrowInANodesName has the thief report, to all nodes and under the boots of all, loans of 10⁹ units with the numbers that nodes begin with. Then
-// the shop asks so often that nodes borrow.
+// borrowInANodesName has the thief report, to all nodes and under the boots of all, loans of 10⁹ units with the numbers
+// that nodes begin with. Then the shop asks so often that nodes borrow.
 func (s *secured) borrowInANodesName(t *testing.T) {
 	_, page := s.as("thief", s.members[0], "GET", "/v1/status", "")
 	var st struct{ Members []struct{ Boot string } }
@@ -269,7 +271,8 @@ func (s *secured) borrowInANodesName(t *testing.T) {
 	expect.Equal(t, admitted.Load(), 2000, "were admitted of 2000")
 }
 
-// debt has the thief charge 2^53 by each protocol that charges regardless of room. A bucket of 100 a second has room within a second.
+// debt has the thief charge 2^53 by each protocol that charges regardless of room. A bucket of 100 a second has room
+// within a second.
 func (s *secured) debt(t *testing.T) {
 	conn := s.conn("thief", s.members[0])
 	shop := s.callers("shop")[1]
@@ -422,7 +425,8 @@ type change struct {
 	Members []struct{ Has bool }
 }
 
-// setLimit sets the override of policy log for a key, as the operator, through a member. It returns whether that was done.
+// setLimit sets the override of policy log for a key, as the operator, through a member. It returns whether that was
+// done.
 func (s *secured) setLimit(m *member, key string, limit int64) (c change, done bool) {
 	s.t.Helper()
 	body := fmt.Sprintf(`{"policy":"log","key":%q,"settings":{"limit":%d}}`, key, limit)
@@ -443,7 +447,8 @@ func (c change) claims(limit int64) bool {
 	return c.Override.Settings.Limit == limit && has == 3
 }
 
-// twoOperators change an override at once through two nodes: no answer says that a change is in force that lost to one that did not see it.
+// twoOperators change an override at once through two nodes: no answer says that a change is in force that lost to one
+// that did not see it.
 func (s *secured) twoOperators(t *testing.T) {
 	wrong, won := 0, 0
 	for i := range int64(80) {
@@ -471,7 +476,8 @@ func (s *secured) twoOperators(t *testing.T) {
 	t.Logf("%d of 160 changes were in force on all members", won)
 }
 
-// restarted kills a node and changes an override through it as soon as it answers: what it answers with 200 is in force on all members.
+// restarted kills a node and changes an override through it as soon as it answers: what it answers with 200 is in force
+// on all members.
 func (s *secured) restarted(t *testing.T) {
 	for i := range int64(4) {
 		m := s.members[2]
@@ -497,8 +503,8 @@ func (s *secured) restarted(t *testing.T) {
 	}
 }
 
-// TestAttacksOnOpenNodes: nodes on loopback without an access file. Pages of other sites charge nothing and get no events of the console, and
-// one address does not hold all of those.
+// TestAttacksOnOpenNodes: nodes on loopback without an access file. Pages of other sites charge nothing and get no
+// events of the console, and one address does not hold all of those.
 func TestAttacksOnOpenNodes(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
@@ -542,7 +548,8 @@ func TestAttacksOnOpenNodes(t *testing.T) {
 	expect.Equal(t, resp.StatusCode, http.StatusOK, "another address")
 }
 
-// pages are requests that a page of another site can have a browser send: without a token, of a type that needs no preflight.
+// pages are requests that a page of another site can have a browser send: without a token, of a type that needs no
+// preflight.
 func (s *secured) pages(t *testing.T) {
 	for path, body := range map[string]string{
 		"/json":             `{"domain":"edge","descriptors":[{"entries":[{"key":"week","value":"alice"}]}]}`,
@@ -563,8 +570,8 @@ type flooded struct {
 	groups []*cgroup
 }
 
-// TestAttacksOnMemory floods a node of 512 MiB with messages of many elements, Kuadrant's reservations and quota buckets. None is killed for its
-// size, and the shop is answered.
+// TestAttacksOnMemory floods a node of 512 MiB with messages of many elements, Kuadrant's reservations and quota
+// buckets. None is killed for its size, and the shop is answered.
 func TestAttacksOnMemory(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
@@ -583,7 +590,8 @@ func TestAttacksOnMemory(t *testing.T) {
 	t.Run("streams", f.streams)
 }
 
-// streams opens streams, as many as the thief gets, asks for everything on each, borrows of long keys, and reads nothing on every other one.
+// streams opens streams, as many as the thief gets, asks for everything on each, borrows of long keys, and reads
+// nothing on every other one.
 func (f *flooded) streams(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -30,8 +30,8 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// A process of clients is this test's binary, with many Go clients that ask checks at a steady rate. Each client calls from a loopback
-// address of its own, so that the nodes' bounds by address see what they see of a fleet of hosts.
+// A process of clients is this test's binary, with many Go clients that ask checks at a steady rate. Each client calls
+// from a loopback address of its own, so that the nodes' bounds by address see what they see of a fleet of hosts.
 
 // clientsCommand is the argument that makes this binary a process of clients.
 const clientsCommand = "clients"
@@ -108,8 +108,8 @@ func (l *clientsLog) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// runClients is a process of clients. It writes "connected" when each has been answered once, waits for a line, asks, and writes its
-// report when it has done or its standard input ends.
+// runClients is a process of clients. It writes "connected" when each has been answered once, waits for a line, asks,
+// and writes its report when it has done or its standard input ends.
 func runClients(text string) error {
 	var plan clientsPlan
 	if err := json.Unmarshal([]byte(text), &plan); err != nil {
@@ -163,7 +163,8 @@ func runClients(text string) error {
 	return json.NewEncoder(os.Stdout).Encode(report)
 }
 
-// askFor asks at the plan's rate for as long as it says; the clients' checks are spread over the time between two of one.
+// askFor asks at the plan's rate for as long as it says; the clients' checks are spread over the time between two of
+// one.
 func (r *clientsReport) askFor(ctx context.Context, plan *clientsPlan, i int, ask func(context.Context, *clientsReport) error) error {
 	pause := time.Duration(float64(time.Second) / plan.Rate)
 	select {
@@ -300,8 +301,9 @@ func (p *clientsProcess) report(t *testing.T, within time.Duration) *clientsRepo
 	return out
 }
 
-// TestClients: nodes with default flags in control groups take the fleet that operating.md names for their memory: no client gets an
-// error for want of a place, no node is killed for its size or rejects anything, and no key is admitted beyond its limit.
+// TestClients: nodes with default flags in control groups take the fleet that operating.md names for their memory: no
+// client gets an error for want of a place, no node is killed for its size or rejects anything, and no key is admitted
+// beyond its limit.
 func TestClients(t *testing.T) {
 	number := *clientsFlag
 	if number == 0 {

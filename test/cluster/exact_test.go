@@ -326,8 +326,8 @@ func TestNodeDies(t *testing.T) {
 	}
 }
 
-// TestBansMove: when a node leaves in good order, a banned key stays banned, long after its window has room again and whichever node is
-// asked, and what a policy's candidate has counted of a key moves with the key.
+// TestBansMove: when a node leaves in good order, a banned key stays banned, long after its window has room again and
+// whichever node is asked, and what a policy's candidate has counted of a key moves with the key.
 func TestBansMove(t *testing.T) {
 	t.Parallel()
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", `policies:

@@ -57,8 +57,8 @@ const (
 // fleets counts the fleets of this process, so that each has addresses of its own.
 var fleets atomic.Int32
 
-// newFleet prepares a fleet of at most size nodes with the given policies. Without a network they are on addresses of the
-// loopback interface.
+// newFleet prepares a fleet of at most size nodes with the given policies. Without a network they are on addresses of
+// the loopback interface.
 func newFleet(t *testing.T, size int, policies string, cut *network) *fleet {
 	t.Helper()
 	f := emptyFleet(t, cut)
@@ -88,7 +88,8 @@ func newFleet(t *testing.T, size int, policies string, cut *network) *fleet {
 	return f
 }
 
-// freeSubnet returns loopback addresses that are this test's until it ends: a listener on one of them keeps other test processes out.
+// freeSubnet returns loopback addresses that are this test's until it ends: a listener on one of them keeps other test
+// processes out.
 func freeSubnet(t *testing.T) string {
 	t.Helper()
 	for range 100 {

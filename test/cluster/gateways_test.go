@@ -83,8 +83,9 @@ type example struct {
 	replace []string          // pairs of texts: what the example says, and what stands for it here
 }
 
-// startGateway starts a gateway by its example, with the addresses of nodes and application replaced by those that are there. In
-// texts and arguments WORK stands for the directory of its files, ADDR and PORT for where the gateway listens, GATEWAY_TOKEN for token.
+// startGateway starts a gateway by its example, with the addresses of nodes and application replaced by those that are
+// there. In texts and arguments WORK stands for the directory of its files, ADDR and PORT for where the gateway
+// listens, GATEWAY_TOKEN for token.
 func startGateway(t *testing.T, nodes []*process, token string, e example) *gateway {
 	t.Helper()
 	path, err := exec.LookPath(e.program)
@@ -171,8 +172,8 @@ func (g *gateway) ask(from, method, path, body string, header ...string) (*http.
 	return resp, string(must.Value(io.ReadAll(resp.Body))(g.t))
 }
 
-// conforms sees that a gateway passes on what the limit admits, whole, and answers the rest by 429; that callers are told apart
-// by their addresses, whatever they say about themselves; and that nobody but Weir sees the gateway's token.
+// conforms sees that a gateway passes on what the limit admits, whole, and answers the rest by 429; that callers are
+// told apart by their addresses, whatever they say about themselves; and that nobody but Weir sees the gateway's token.
 func (g *gateway) conforms() {
 	g.t.Helper()
 	for i, from := range []string{"127.0.0.2", "127.0.0.3"} {

@@ -25,14 +25,15 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// kubernetes does with real processes what Kubernetes does with the manifests of deploy/k8s: the StatefulSet controller,
-// which runs whenever the test waits for something (await); a kubelet for each pod, with its probes, preStop, SIGTERM and
-// SIGKILL; the endpoints of the Service for callers, which the load keeps to; the names of the headless Service; evictions
-// within the PodDisruptionBudget. A pod has a network namespace and an address that none had before; its /etc is what it
-// would be in an image that has none, its user and its rights are those of the manifest.
+// kubernetes does with real processes what Kubernetes does with the manifests of deploy/k8s: the StatefulSet
+// controller, which runs whenever the test waits for something (await); a kubelet for each pod, with its probes,
+// preStop, SIGTERM and SIGKILL; the endpoints of the Service for callers, which the load keeps to; the names of the
+// headless Service; evictions within the PodDisruptionBudget. A pod has a network namespace and an address that none
+// had before; its /etc is what it would be in an image that has none, its user and its rights are those of the
+// manifest.
 //
-// What it does not do: limit memory or CPU, and restart containers. A process that ends by itself, or would be restarted for
-// its probes, fails the test.
+// What it does not do: limit memory or CPU, and restart containers. A process that ends by itself, or would be
+// restarted for its probes, fails the test.
 type kubernetes struct {
 	t      *testing.T
 	set    statefulSet
@@ -95,8 +96,8 @@ const propagation = time.Second
 // namespaceName is the Kubernetes namespace of the rehearsal.
 const namespaceName = "weir"
 
-// newKubernetes reads the manifests and makes an empty cluster, whose DNS keeps answers for so long. Its containers' variables
-// are those of the manifest, and more.
+// newKubernetes reads the manifests and makes an empty cluster, whose DNS keeps answers for so long. Its containers'
+// variables are those of the manifest, and more.
 func newKubernetes(t *testing.T, ttl time.Duration, more ...variable) *kubernetes {
 	t.Helper()
 	for _, tool := range []string{"unshare", "setpriv", "mount", "env", "sh"} {
@@ -124,8 +125,8 @@ func newKubernetes(t *testing.T, ttl time.Duration, more ...variable) *kubernete
 	return k
 }
 
-// openToCallers takes out of a container's variables what callers have to prove: the load asks in plain text. Between nodes all
-// is as in the manifest.
+// openToCallers takes out of a container's variables what callers have to prove: the load asks in plain text. Between
+// nodes all is as in the manifest.
 func openToCallers(env []variable) []variable {
 	env = slices.DeleteFunc(slices.Clone(env), func(v variable) bool {
 		return strings.HasPrefix(v.Value, secretsMount+"callers/") || strings.HasPrefix(v.Value, secretsMount+"access/")
@@ -287,8 +288,8 @@ func (k *kubernetes) container(p *pod) []string {
 // reference is how arguments mention variables.
 var reference = regexp.MustCompile(`\$\(([^)]*)\)`)
 
-// streak is how a probe has come out lately, and what that makes of the pod: one success is enough, and several failures
-// are one.
+// streak is how a probe has come out lately, and what that makes of the pod: one success is enough, and several
+// failures are one.
 type streak struct {
 	probe  *probe
 	passed bool // last
@@ -440,8 +441,8 @@ func (k *kubernetes) kill(p *pod) int64 {
 	return at
 }
 
-// evict is what draining a machine asks for each of its pods. It reports whether the PodDisruptionBudget lets it happen:
-// a pod that is not ready counts as disrupted.
+// evict is what draining a machine asks for each of its pods. It reports whether the PodDisruptionBudget lets it
+// happen: a pod that is not ready counts as disrupted.
 func (k *kubernetes) evict(p *pod) bool {
 	k.t.Helper()
 	if k.unready() >= k.budget {

@@ -30,8 +30,8 @@ import (
 )
 
 // What all policies under load have in common. A key is asked for several times as often as its limit allows, so that
-// whatever is forgotten of it is used at once; and the window is longer than any fault takes to be got over, so that what
-// was admitted before still counts after.
+// whatever is forgotten of it is used at once; and the window is longer than any fault takes to be got over, so that
+// what was admitted before still counts after.
 const (
 	loadLimit  = 10
 	loadWindow = 12 * time.Second
@@ -93,8 +93,8 @@ func policiesFile(list []checker.Policy) string {
 }
 
 // load asks the nodes of a fleet, at a steady rate, and records what was asked and answered. Half of the questions are
-// about keys of which few have been asked yet, which use up their limits within a second or so; the other half about all
-// that have been in use within the last window.
+// about keys of which few have been asked yet, which use up their limits within a second or so; the other half about
+// all that have been in use within the last window.
 type load struct {
 	t        *testing.T
 	f        *fleet
@@ -341,8 +341,8 @@ func (l *load) tellFailures(what string, from, to int64) (available, strict int)
 	return available, strict
 }
 
-// bite waits until every policy has refused so many more of the questions sent from now on: keys that are at their limit
-// are what faults can be seen by. Buckets refuse seldom, and the less on both sides of a split.
+// bite waits until every policy has refused so many more of the questions sent from now on: keys that are at their
+// limit are what faults can be seen by. Buckets refuse seldom, and the less on both sides of a split.
 func (l *load) bite() {
 	l.t.Helper()
 	const enough = 25
@@ -406,9 +406,9 @@ type faults struct {
 // goneLine is a line of the log, as text or as JSON.
 var goneLine = regexp.MustCompile(`(?m)^(?:time=|{"time":")([^" ]+).*"member lost",? ?"?member"?[=:]"?([^", ]+)`)
 
-// suspicions are the times in which nodes took others for gone that were not, as happens when a machine is too busy to let a process
-// run for a second or two. Each is a split like any other until the cluster was calm again, or the load ended: what available
-// policies admit in it depends on how it went.
+// suspicions are the times in which nodes took others for gone that were not, as happens when a machine is too busy to
+// let a process run for a second or two. Each is a split like any other until the cluster was calm again, or the load
+// ended: what available policies admit in it depends on how it went.
 func (l *load) suspicions() (list []checker.Split) {
 	l.t.Helper()
 	for _, p := range l.f.started {
@@ -448,8 +448,8 @@ func (l *load) gone(members ...*member) (alive func()) {
 	return func() { until(l.now() + int64(10*time.Second)) }
 }
 
-// unreachable says that some nodes may rightly be taken for gone from now on until the instant that until is given. What others
-// take for gone after that is a split of its own.
+// unreachable says that some nodes may rightly be taken for gone from now on until the instant that until is given.
+// What others take for gone after that is a split of its own.
 func (l *load) unreachable(members ...*member) (until func(to int64)) {
 	first := len(l.deaths)
 	for _, m := range members {
@@ -516,8 +516,8 @@ func (l *load) judge(suffered faults) {
 	tellViolations(l.t, report.Violations)
 }
 
-// tellViolations fails for violations. Where a promise is broken for one key it mostly is for many: a few of each kind tell as much as
-// all.
+// tellViolations fails for violations. Where a promise is broken for one key it mostly is for many: a few of each kind
+// tell as much as all.
 func tellViolations(t *testing.T, violations []checker.Violation) {
 	t.Helper()
 	const enough = 4
@@ -536,8 +536,8 @@ func tellViolations(t *testing.T, violations []checker.Violation) {
 // debianPython is Debian's own, which sees Debian's packages; another one may come first in PATH.
 const debianPython = "/usr/bin/python3"
 
-// TestCallersInPython runs the Python programs of docs/callers.md against a node with the policy of that page: two checks of a key are
-// admitted, and the third is refused and told to wait for less than a minute.
+// TestCallersInPython runs the Python programs of docs/callers.md against a node with the policy of that page: two
+// checks of a key are admitted, and the third is refused and told to wait for less than a minute.
 func TestCallersInPython(t *testing.T) {
 	t.Parallel()
 	if out, err := exec.Command(debianPython, "-c", "import redis").CombinedOutput(); err != nil {

@@ -31,14 +31,14 @@ import (
 
 var longLoans = flag.Bool("loans", false, "run the tests of loans several times over, with more faults, on a machine that does nothing else")
 
-// Loans in real processes. What is judged is what borrowers have admitted, by when they did. That clocks' rates differ is not seen
-// here: processes of one machine read one clock, whose rate cannot be changed for one of them; package simulation has clocks
-// that are off by 0.1 %.
+// Loans in real processes. What is judged is what borrowers have admitted, by when they did. That clocks' rates differ
+// is not seen here: processes of one machine read one clock, whose rate cannot be changed for one of them; package
+// simulation has clocks that are off by 0.1 %.
 
 const (
 	lentLimit = 400
-	// A brief window, and a long one: a borrower that is away for longer than the one has been forgotten; the other is longer than it takes
-	// to get over the loss of an owner.
+	// A brief window, and a long one: a borrower that is away for longer than the one has been forgotten; the other is
+	// longer than it takes to get over the loss of an owner.
 	briefWindow = 2 * time.Second
 	longWindow  = 10 * time.Second
 )
@@ -106,8 +106,8 @@ func (l *lending) goesOn(more float64) {
 	eventually(l.t, 3*waitTimeout, "units on loan are spent", func() bool { return l.spent() >= from+more })
 }
 
-// judge has the checker look at what was admitted. What was refused it does not see: faults of borrowers hold back what they had on loan.
-// A machine that kept processes waiting may have left time for too few checks to fill a key.
+// judge has the checker look at what was admitted. What was refused it does not see: faults of borrowers hold back what
+// they had on loan. A machine that kept processes waiting may have left time for too few checks to fill a key.
 func (l *lending) judge() {
 	l.t.Helper()
 	h := l.history(l.faults)
@@ -127,8 +127,8 @@ func (l *lending) judge() {
 	tellViolations(l.t, report.Violations)
 }
 
-// TestBorrowers has borrowers killed, stopped for longer than their loans and what they were charged as last, and cut off, and then
-// an owner killed: nothing is admitted beyond what the loss of the owner costs under each durability.
+// TestBorrowers has borrowers killed, stopped for longer than their loans and what they were charged as last, and cut
+// off, and then an owner killed: nothing is admitted beyond what the loss of the owner costs under each durability.
 func TestBorrowers(t *testing.T) {
 	plainOnly(t)
 	var cut *network
@@ -142,8 +142,8 @@ func TestBorrowers(t *testing.T) {
 	if cut != nil {
 		near, far = cut.hub.enter(), cut.inside(3)
 	}
-	// Keys come up one after another, and are asked about until what was first admitted of them has long expired: more than twice as
-	// often as they allow.
+	// Keys come up one after another, and are asked about until what was first admitted of them has long expired: more
+	// than twice as often as they allow.
 	briefly := borrowerPlan{Clients: 1, Rate: 2400, Every: int64(time.Second), Keys: 5, Newest: 40}
 	stopped := l.borrow(near, briefly, brief)
 	apart := l.borrow(far, briefly, brief)
@@ -200,8 +200,8 @@ func TestBorrowers(t *testing.T) {
 	l.judge()
 }
 
-// TestRestartsUnderLoans restarts a fleet node by node, in good order, while twenty clients borrow of keys that fill up meanwhile:
-// each admits as much as its limit says, none is refused before that, and none of keys with room for all.
+// TestRestartsUnderLoans restarts a fleet node by node, in good order, while twenty clients borrow of keys that fill up
+// meanwhile: each admits as much as its limit says, none is refused before that, and none of keys with room for all.
 func TestRestartsUnderLoans(t *testing.T) {
 	plainOnly(t)
 	const filled = 40_000
@@ -318,9 +318,10 @@ func TestRestartsUnderLoans(t *testing.T) {
 	}
 }
 
-// A borrower is a process of its own, this test's binary, whose Go clients ask about keys all the time and borrow units of those that
-// they ask about often. What it asked and what came of it is in a file that it shares with the test, so that nothing of that is lost
-// when it is killed. Instants are those of the machine's monotonic clock, which all processes read alike.
+// A borrower is a process of its own, this test's binary, whose Go clients ask about keys all the time and borrow units
+// of those that they ask about often. What it asked and what came of it is in a file that it shares with the test, so
+// that nothing of that is lost when it is killed. Instants are those of the machine's monotonic clock, which all
+// processes read alike.
 
 // borrowerCommand is the argument that makes this binary a borrower.
 const borrowerCommand = "borrow"

@@ -18,7 +18,8 @@ import (
 // quiet says that this machine does nothing else.
 var quiet = flag.Bool("quiet", false, "run the tests of overload, memory and rolling updates too, and hold nodes to times, on a machine that does nothing else")
 
-// needsQuiet is for tests that load a machine with more than it can do, or hold nodes to the times that manifests give them.
+// needsQuiet is for tests that load a machine with more than it can do, or hold nodes to the times that manifests give
+// them.
 func needsQuiet(t *testing.T) {
 	t.Helper()
 	if !*quiet {

@@ -22,9 +22,9 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestMemoryBound floods nodes with default flags in control groups with a limit of memory, each in its own: keys, streams,
-// answers that nobody reads, the longest keys, halves of messages, and all at once. The flooded node is not killed for its size,
-// answers others meanwhile, and is as before within recoverWithin.
+// TestMemoryBound floods nodes with default flags in control groups with a limit of memory, each in its own: keys,
+// streams, answers that nobody reads, the longest keys, halves of messages, and all at once. The flooded node is not
+// killed for its size, answers others meanwhile, and is as before within recoverWithin.
 func TestMemoryBound(t *testing.T) {
 	needsQuiet(t)
 	if raceEnabled {

@@ -187,8 +187,8 @@ type cgroup struct {
 
 var cgroups atomic.Int32
 
-// newCgroup makes a control group whose processes may use so many bytes together, and removes it when the test ends; it is to
-// be made before the processes that enter it. The test is skipped where none can be made.
+// newCgroup makes a control group whose processes may use so many bytes together, and removes it when the test ends; it
+// is to be made before the processes that enter it. The test is skipped where none can be made.
 func newCgroup(t *testing.T, limit int64) *cgroup {
 	t.Helper()
 	name := fmt.Sprintf("weir-test-%d-%d", os.Getpid(), cgroups.Add(1))
@@ -209,8 +209,8 @@ func newCgroup(t *testing.T, limit int64) *cgroup {
 	return nil
 }
 
-// memoryGroups returns the groups that one with a limit of memory may be made in: this process's own, and those above it.
-// Under version 2 only a group without processes has others with limits, the topmost excepted.
+// memoryGroups returns the groups that one with a limit of memory may be made in: this process's own, and those above
+// it. Under version 2 only a group without processes has others with limits, the topmost excepted.
 func memoryGroups() (parents []*cgroup) {
 	own, _ := os.ReadFile("/proc/self/cgroup") // without it there is none
 	for line := range strings.Lines(string(own)) {
@@ -275,8 +275,8 @@ func (g *cgroup) inside() []string {
 	return []string{"sh", "-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(g.dir, "cgroup.procs")}
 }
 
-// kills returns how many processes of the group the kernel has killed for want of memory, and peak the most that the group
-// has had at a time.
+// kills returns how many processes of the group the kernel has killed for want of memory, and peak the most that the
+// group has had at a time.
 func (g *cgroup) kills() int64 {
 	g.t.Helper()
 	text := string(must.Value(os.ReadFile(g.file("memory.oom_control", "memory.events")))(g.t))
@@ -305,8 +305,9 @@ func (g *cgroup) remove() {
 	})
 }
 
-// TestLimitOfVersion2: a node keeps to the limit of a control group of version 2, its own or one above it. The kernel has each
-// controller in one version only, so the files are made up here, and what the process reads of itself is mounted over.
+// TestLimitOfVersion2: a node keeps to the limit of a control group of version 2, its own or one above it. The kernel
+// has each controller in one version only, so the files are made up here, and what the process reads of itself is
+// mounted over.
 func TestLimitOfVersion2(t *testing.T) {
 	unshare, err := exec.LookPath("unshare")
 	if err != nil || os.Geteuid() != 0 {

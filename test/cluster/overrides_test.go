@@ -19,9 +19,9 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestOverrides sets overrides through nodes of a real cluster: all nodes decide by them, whoever owns the key; a node that was killed
-// meanwhile has them when it is ready again; of concurrent changes all nodes end up with the same one; and after all nodes were killed
-// they are there again.
+// TestOverrides sets overrides through nodes of a real cluster: all nodes decide by them, whoever owns the key; a node
+// that was killed meanwhile has them when it is ready again; of concurrent changes all nodes end up with the same one;
+// and after all nodes were killed they are there again.
 func TestOverrides(t *testing.T) {
 	t.Parallel()
 	file, dirs := writeFile(t, "policies.yaml", limitOf(5)), t.TempDir()

@@ -61,8 +61,8 @@ func launch(t *testing.T, args ...string) *process {
 	return launchWith(t, nil, binary(t), args...)
 }
 
-// launchWith is launch of another binary, by way of another command, which runs the one that is appended to its arguments
-// in its place.
+// launchWith is launch of another binary, by way of another command, which runs the one that is appended to its
+// arguments in its place.
 func launchWith(t *testing.T, wrapper []string, program string, args ...string) *process {
 	t.Helper()
 	line := slices.Concat(wrapper, []string{program}, args)
@@ -165,8 +165,8 @@ func (p *process) terminate() {
 	expect.Equal(p.t, p.exit(stopTimeout), 0, "%s: exit status after SIGTERM", p.name)
 }
 
-// startCluster starts as many nodes as asked for, named n0, n1, …, with the same further arguments, joins them and waits
-// until all are ready. They are ended in good order when the test ends.
+// startCluster starts as many nodes as asked for, named n0, n1, …, with the same further arguments, joins them and
+// waits until all are ready. They are ended in good order when the test ends.
 func startCluster(t *testing.T, size int, args ...string) []*process {
 	t.Helper()
 	nodes := make([]*process, size)
@@ -305,8 +305,8 @@ func testStatus(t *testing.T, nodes []*process) {
 		code, text, stderr := weir(t, "status", "--addr", p.grpc)
 		expect.True(t, code == 0 && strings.HasPrefix(text, p.name+" sees 3 members (ready, "),
 			"weir status: exit status %d\n%s%s", code, text, stderr)
-		// The same as over HTTP, but for what may have changed since. On a busy machine a member may not answer in the half second that a
-		// node waits for it.
+		// The same as over HTTP, but for what may have changed since. On a busy machine a member may not answer in the
+		// half second that a node waits for it.
 		var here, there map[string]any
 		eventually(t, waitTimeout, "all members to answer "+p.name, func() bool {
 			here, there = nil, nil
@@ -407,8 +407,8 @@ func TestLogReaderDies(t *testing.T) {
 	p.terminate()
 }
 
-// TestLogReaderStalls: a node whose log, audit log and standard output nobody reads, while their pipe stays open, goes on deciding,
-// counts what it drops, and stops in good order.
+// TestLogReaderStalls: a node whose log, audit log and standard output nobody reads, while their pipe stays open, goes
+// on deciding, counts what it drops, and stops in good order.
 func TestLogReaderStalls(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "log")

@@ -169,8 +169,8 @@ func TestRESP(t *testing.T) {
 	})
 }
 
-// redisTool returns a function that runs a tool of Redis against an address, and returns what it writes. A tool that is not installed
-// has the test skipped.
+// redisTool returns a function that runs a tool of Redis against an address, and returns what it writes. A tool that is
+// not installed has the test skipped.
 func redisTool(t *testing.T, name, address string) func(args ...string) string {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -185,7 +185,8 @@ func redisTool(t *testing.T, name, address string) func(args ...string) string {
 	}
 }
 
-// buildGubernatorClient makes the program around Gubernator's own Go client. It is of another module, whose dependencies are many.
+// buildGubernatorClient makes the program around Gubernator's own Go client. It is of another module, whose
+// dependencies are many.
 var buildGubernatorClient = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(buildDir, "gubernatorclient")
 	cmd := exec.Command("go", "build", "-o", path, "./cmd/gubernatorclient")

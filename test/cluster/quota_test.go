@@ -28,8 +28,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// Envoys that decide by themselves under assignments of real nodes. What is judged is what these fakes have admitted, by when they did.
-// What is peculiar to Envoy's client, and delays, package envoyquota's tests have in virtual time.
+// Envoys that decide by themselves under assignments of real nodes. What is judged is what these fakes have admitted,
+// by when they did. What is peculiar to Envoy's client, and delays, package envoyquota's tests have in virtual time.
 
 const (
 	quotaLimit  = 200
@@ -40,7 +40,8 @@ const (
 	quotaKeys     = 6
 )
 
-// quotaPolicies are of a window and of every durability, and of a bucket, whose rate is lent. Strict policies are not divided.
+// quotaPolicies are of a window and of every durability, and of a bucket, whose rate is lent. Strict policies are not
+// divided.
 func quotaPolicies() []checker.Policy {
 	list := everyDurability(quotaLimit, quotaWindow)
 	for i := range list {
@@ -59,7 +60,8 @@ func quotaDir(t *testing.T, policies []checker.Policy) string {
 	return filepath.Dir(writeFile(t, "edge.yaml", b.String()))
 }
 
-// dataPlane is a fake of Envoy's client, with DENY_ALL without an assignment and after one. One goroutine does all of it.
+// dataPlane is a fake of Envoy's client, with DENY_ALL without an assignment and after one. One goroutine does all of
+// it.
 type dataPlane struct {
 	l     *load
 	seed  maphash.Seed // of the slots of time in which it is asked about a key
@@ -131,7 +133,8 @@ func (p *dataPlane) run() {
 	}
 }
 
-// connect opens a stream to the next node. Where that fails, what was to be reported is lost at the next report, as Envoy's is.
+// connect opens a stream to the next node. Where that fails, what was to be reported is lost at the next report, as
+// Envoy's is.
 func (p *dataPlane) connect(ctx context.Context, streams *sync.WaitGroup) {
 	node := p.nodes[p.next%len(p.nodes)]
 	p.next++
@@ -310,9 +313,9 @@ func (p *dataPlane) take(out *quotav3.RateLimitQuotaResponse) {
 	}
 }
 
-// TestQuota divides limits among three data planes, of which each has its stream to another node, beside callers of these nodes. A node is
-// killed, which decides for a third of the keys and serves one of the streams, and another one restarted in good order. Callers take at once
-// what whoever decides then takes for free.
+// TestQuota divides limits among three data planes, of which each has its stream to another node, beside callers of
+// these nodes. A node is killed, which decides for a third of the keys and serves one of the streams, and another one
+// restarted in good order. Callers take at once what whoever decides then takes for free.
 func TestQuota(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
@@ -392,8 +395,9 @@ func TestQuota(t *testing.T) {
 	tellViolations(t, report.Violations)
 }
 
-// TestRetryAfterIsEstimated: a data plane has a part of a limit, and cannot be asked for it. Whoever is refused for want of that is told so in every
-// format that has a place for it, by the node that decides and by others; not so who is refused a key of which nothing is on loan.
+// TestRetryAfterIsEstimated: a data plane has a part of a limit, and cannot be asked for it. Whoever is refused for
+// want of that is told so in every format that has a place for it, by the node that decides and by others; not so who
+// is refused a key of which nothing is on loan.
 func TestRetryAfterIsEstimated(t *testing.T) {
 	t.Parallel()
 	nodes := startCluster(t, 2, "--policies", writeFile(t, "policies.yaml", "policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"),

@@ -201,8 +201,8 @@ func (k *kubernetes) overstay(ordinal int) {
 	alive()
 }
 
-// restartUnnamed replaces a pod while the DNS does not answer, for longer than a node waits for seeds that are silent. It
-// must not take itself for the whole cluster.
+// restartUnnamed replaces a pod while the DNS does not answer, for longer than a node waits for seeds that are silent.
+// It must not take itself for the whole cluster.
 func (k *kubernetes) restartUnnamed(ordinal int) {
 	k.t.Helper()
 	old := k.present()[ordinal]
@@ -224,8 +224,8 @@ func (k *kubernetes) crashed(p *pod, at int64) {
 	k.suffered.crashes = append(k.suffered.crashes, checker.Crash{At: at, Node: p.name, Copied: true})
 }
 
-// TestRehearsal does with the manifests of deploy/k8s what Kubernetes does with them every other day: pods that find one
-// another by name, an update, the loss of a pod.
+// TestRehearsal does with the manifests of deploy/k8s what Kubernetes does with them every other day: pods that find
+// one another by name, an update, the loss of a pod.
 func TestRehearsal(t *testing.T) {
 	needsQuiet(t)
 	plainOnly(t)
@@ -237,7 +237,8 @@ func TestRehearsal(t *testing.T) {
 	k.finish()
 }
 
-// TestRehearsalOfTrouble is the rest: pods that come and go by the dozen, machines that are emptied, and what goes wrong.
+// TestRehearsalOfTrouble is the rest: pods that come and go by the dozen, machines that are emptied, and what goes
+// wrong.
 func TestRehearsalOfTrouble(t *testing.T) {
 	plainOnly(t)
 	survival(t)

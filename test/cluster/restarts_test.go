@@ -37,8 +37,9 @@ const countedLimit = 100_000
 // expiredUnits counts what was charged of loans that ended without a word of who had borrowed.
 const expiredUnits = "weir_loan_expired_units_total"
 
-// watchStarving watches how long this process waits for the processor, and returns what says whether that has been long enough for a borrower beside
-// it to have lost its loans: they end in a second, and it reports them a few times in that.
+// watchStarving watches how long this process waits for the processor, and returns what says whether that has been long
+// enough for a borrower beside it to have lost its loans: they end in a second, and it reports them a few times in
+// that.
 func watchStarving(t *testing.T) (starved func() bool) {
 	const step, long = 10 * time.Millisecond, algo.LoanTerm / 4
 	var longest atomic.Int64
@@ -79,7 +80,8 @@ const (
 type caller struct {
 	protocol string
 	state    string // one of the above
-	// charge adds to a key, through a member, and says by how many units its use has changed. With an error nobody knows, up to maxCharge.
+	// charge adds to a key, through a member, and says by how many units its use has changed. With an error nobody
+	// knows, up to maxCharge.
 	charge func(ctx context.Context, m *member, key string) (units int64, err error)
 
 	mu       sync.Mutex
@@ -92,7 +94,8 @@ type caller struct {
 // maxCharge is the most that a caller charges at a time.
 const maxCharge = 3
 
-// run charges keys in turn until quit is closed, each through the next member that stays. A member is locked while it is restarted.
+// run charges keys in turn until quit is closed, each through the next member that stays. A member is locked while it
+// is restarted.
 func (c *caller) run(members []*member, staying []sync.RWMutex, keys []string, quit <-chan struct{}) {
 	pace := time.NewTicker(4 * time.Millisecond)
 	defer pace.Stop()
@@ -242,8 +245,8 @@ func admittedBy(allowed, byOnError bool, answer any, err error) (int64, error) {
 	return 1, nil
 }
 
-// reserver returns a caller that reserves in turn maxCharge units of a key, and commits one unit less or one more through whatever member
-// is next: others than reserved them, and after that one may have been restarted.
+// reserver returns a caller that reserves in turn maxCharge units of a key, and commits one unit less or one more
+// through whatever member is next: others than reserved them, and after that one may have been restarted.
 func reserver(protocol string, reserve func(context.Context, *member, string) (id string, err error),
 	commit func(ctx context.Context, m *member, key, id string, cost int64) error) *caller {
 	pending, commits := map[string]string{}, 0
@@ -270,8 +273,9 @@ func reserver(protocol string, reserve func(context.Context, *member, string) (i
 // envoyValue is the value of the descriptor that has a key.
 func envoyValue(key string) string { return strings.TrimPrefix(key, countedKey+"=") }
 
-// TestProtocolsOverRestarts restarts three nodes one by one, in good order, while callers of all protocols charge keys, those of one state
-// common keys besides: exactly what they were told is charged, but for what a borrower could not report in time.
+// TestProtocolsOverRestarts restarts three nodes one by one, in good order, while callers of all protocols charge keys,
+// those of one state common keys besides: exactly what they were told is charged, but for what a borrower could not
+// report in time.
 func TestProtocolsOverRestarts(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3, "policies:\n  - {name: counted, algorithm: fixed_window, limit: 100_000, window: 24h, on_error: closed}\n", nil)
@@ -358,8 +362,9 @@ const belongings = `policies:
   - {name: leases, algorithm: concurrency, limit: 1, ttl: 10m, durability: sync, on_error: closed}
 `
 
-// TestBelongings: what a key has besides its count goes with it when nodes come, leave and crash: the ids of requests that
-// have been charged, and leases. Without voters a partition that has moved has nothing to tell its backup, which has everything.
+// TestBelongings: what a key has besides its count goes with it when nodes come, leave and crash: the ids of requests
+// that have been charged, and leases. Without voters a partition that has moved has nothing to tell its backup, which
+// has everything.
 func TestBelongings(t *testing.T) {
 	survival(t)
 	for _, voters := range []bool{true, false} {
@@ -391,8 +396,8 @@ func testBelongings(t *testing.T, f *fleet) {
 		must.True(t, d.Allowed && d.LeaseID != "", "acquire: %+v", d)
 		leases[key] = d.LeaseID
 	}
-	// unchanged asks a member about all keys: the requests once more, which must not be charged again, and leases, of which
-	// there is no second one to be had.
+	// unchanged asks a member about all keys: the requests once more, which must not be charged again, and leases, of
+	// which there is no second one to be had.
 	unchanged := func(what string, m *member) {
 		t.Helper()
 		for key := range keys {

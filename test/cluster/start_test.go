@@ -20,8 +20,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// wantEnd waits until a process that cannot go on has ended by itself with exit status 2 and a message that says why, has
-// not claimed to be ready before, and has not shown a stack.
+// wantEnd waits until a process that cannot go on has ended by itself with exit status 2 and a message that says why,
+// has not claimed to be ready before, and has not shown a stack.
 func (p *process) wantEnd(within time.Duration, says ...string) {
 	p.t.Helper()
 	expect.Equal(p.t, p.exit(within), 2, "exit status")
@@ -171,8 +171,8 @@ func TestStrangers(t *testing.T) {
 
 const keyA, keyB = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n", "Hx4dHBsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=\n"
 
-// TestOtherGossipKey: a node that cannot read its seed's gossip, nor its seed its own, stays out and says why, for longer than
-// it waits for seeds that are silent; and joins once its key file has been corrected.
+// TestOtherGossipKey: a node that cannot read its seed's gossip, nor its seed its own, stays out and says why, for
+// longer than it waits for seeds that are silent; and joins once its key file has been corrected.
 func TestOtherGossipKey(t *testing.T) {
 	t.Parallel()
 	first := startNode(t, "--name", "first", "--gossip-key-file", writeFile(t, "first", keyA)).awaitReady()
@@ -208,8 +208,8 @@ var (
 	loopback = regexp.MustCompile(`127\.0\.0\.1:\d+`)
 )
 
-// TestDev does what the README says: start a cluster with one command, paste the line it prints, stop it with Ctrl-C. No process of its
-// group is left then; its ports are not looked at, which other processes may have got.
+// TestDev does what the README says: start a cluster with one command, paste the line it prints, stop it with Ctrl-C.
+// No process of its group is left then; its ports are not looked at, which other processes may have got.
 func TestDev(t *testing.T) {
 	p := launch(t, "dev")
 	var curl []string
@@ -234,9 +234,9 @@ func TestDev(t *testing.T) {
 	expect.ErrorIs(t, syscall.Kill(-p.cmd.Process.Pid, 0), syscall.ESRCH, "a process is left behind")
 }
 
-// names is the DNS of a cluster as far as nodes need it: the headless Service under its name, and each pod under its own
-// below that. Answers are kept for as long as they say they may be, those that say that there is no such name as well: that
-// is how stale they get when CoreDNS has a cache before its own knowledge.
+// names is the DNS of a cluster as far as nodes need it: the headless Service under its name, and each pod under its
+// own below that. Answers are kept for as long as they say they may be, those that say that there is no such name as
+// well: that is how stale they get when CoreDNS has a cache before its own knowledge.
 type names struct {
 	service string // weir-headless.NAMESPACE.svc.cluster.local.
 	ttl     time.Duration

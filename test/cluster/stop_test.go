@@ -143,7 +143,8 @@ func (c *counted) ask(ctx context.Context, m *member) {
 	}
 }
 
-// judge compares what the nodes count with what callers were told, and returns for how long before the stop something was forgotten.
+// judge compares what the nodes count with what callers were told, and returns for how long before the stop something
+// was forgotten.
 func (s *stopper) judge(stopped time.Time) map[string]time.Duration {
 	s.t.Helper()
 	reach := make(map[string]time.Duration)
@@ -167,8 +168,8 @@ func (s *stopper) judge(stopped time.Time) map[string]time.Duration {
 	return reach
 }
 
-// TestStop kills all nodes at once under load, again and again: what callers were told under escrow and sync is counted afterwards, and of
-// the rest all but the last moments.
+// TestStop kills all nodes at once under load, again and again: what callers were told under escrow and sync is counted
+// afterwards, and of the rest all but the last moments.
 func TestStop(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
@@ -233,8 +234,8 @@ func TestStopInGoodOrder(t *testing.T) {
 	}
 }
 
-// TestLostDisk kills all nodes and starts them with one data directory less, each in turn: what was answered under escrow and sync is counted,
-// because the disks of backups have it, too.
+// TestLostDisk kills all nodes and starts them with one data directory less, each in turn: what was answered under
+// escrow and sync is counted, because the disks of backups have it, too.
 func TestLostDisk(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
@@ -359,8 +360,8 @@ func killInBurst(t *testing.T, all []*asked, through, victim *member) {
 	burst.Wait()
 }
 
-// TestIDsOverAKill kills a node in a burst of request ids with long keys, under escrow and sync. Every id is then repeated: it is charged once, and
-// each reservation whose id was answered is there.
+// TestIDsOverAKill kills a node in a burst of request ids with long keys, under escrow and sync. Every id is then
+// repeated: it is charged once, and each reservation whose id was answered is there.
 func TestIDsOverAKill(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
@@ -410,8 +411,8 @@ func TestIDsOverAKill(t *testing.T) {
 		"%d were refused when they were repeated, %d charged twice, %d not charged, %d reservations unknown", lost, twice, uncharged, unknown)
 }
 
-// TestStrictLoansApart cuts the owners and copies of some keys off from the voters, and kills both later, while borrowers on both sides spend
-// what they have on loan: of strict policies nothing is admitted beyond the limit.
+// TestStrictLoansApart cuts the owners and copies of some keys off from the voters, and kills both later, while
+// borrowers on both sides spend what they have on loan: of strict policies nothing is admitted beyond the limit.
 func TestStrictLoansApart(t *testing.T) {
 	plainOnly(t)
 	survival(t)

@@ -79,8 +79,9 @@ func (p *process) residentMemory() (now, most int64) {
 	return now, most
 }
 
-// TestManyStrangers: 5,000 connections of somebody who never says who it is take at most 64 MiB of a node, and shut out nobody for 10 s:
-// neither who calls from elsewhere, nor who calls from the same address, nor those who ask for the node's health.
+// TestManyStrangers: 5,000 connections of somebody who never says who it is take at most 64 MiB of a node, and shut out
+// nobody for 10 s: neither who calls from elsewhere, nor who calls from the same address, nor those who ask for the
+// node's health.
 func TestManyStrangers(t *testing.T) {
 	needsQuiet(t)
 	if raceEnabled {
@@ -183,7 +184,8 @@ func TestManyStrangers(t *testing.T) {
 	}
 }
 
-// respCheck authenticates a caller of the Redis protocol, and asks once. It comes again when it is turned away, as clients do.
+// respCheck authenticates a caller of the Redis protocol, and asks once. It comes again when it is turned away, as
+// clients do.
 func respCheck(ctx context.Context, dial func(context.Context, string) (net.Conn, error), address, token string) error {
 	ask := func() error {
 		conn, err := dial(ctx, address)
@@ -230,8 +232,9 @@ func kubeletProbe(ctx context.Context, dial func(context.Context, string) (net.C
 	return nil
 }
 
-// How the cluster of TestOverload is loaded: each node by so many callers at a time, of whom one in overFlooders makes up keys by
-// the batch. The patience of most, one to sixteen times overPatience, ends before so many can have been answered.
+// How the cluster of TestOverload is loaded: each node by so many callers at a time, of whom one in overFlooders makes
+// up keys by the batch. The patience of most, one to sixteen times overPatience, ends before so many can have been
+// answered.
 const (
 	overCallers  = 256
 	overFlooders = 16
@@ -241,13 +244,13 @@ const (
 	spentLimit   = 5
 )
 
-// overBound is what a node may take of memory at its peak, by its control group, to which it holds itself: its state, the calls of
-// its callers, what the collector needs, and the binary.
+// overBound is what a node may take of memory at its peak, by its control group, to which it holds itself: its state,
+// the calls of its callers, what the collector needs, and the binary.
 const overBound = 256 << 20
 
-// TestOverload offers three small nodes many times what they carry, and new keys faster than there can be room for, until
-// enough has happened. Every answer is a decision or the end of the caller's own patience; limits hold; memory stays bounded; no
-// node takes another for dead. When the load stops, all is as it was before.
+// TestOverload offers three small nodes many times what they carry, and new keys faster than there can be room for,
+// until enough has happened. Every answer is a decision or the end of the caller's own patience; limits hold; memory
+// stays bounded; no node takes another for dead. When the load stops, all is as it was before.
 func TestOverload(t *testing.T) {
 	needsQuiet(t)
 	f := newFleet(t, 3, fmt.Sprintf(`policies:
@@ -317,8 +320,8 @@ func TestOverload(t *testing.T) {
 		expect.True(t, !strings.Contains(m.stderr.String(), `msg="member lost"`), "%s took another for gone", m.name)
 	}
 
-	// Whoever asks now is answered in a moment, by whichever node; and as soon as the keys made up are as good as new, which takes
-	// 6 s, there is room for others again.
+	// Whoever asks now is answered in a moment, by whichever node; and as soon as the keys made up are as good as new,
+	// which takes 6 s, there is room for others again.
 	for _, test := range []struct {
 		what, policy string
 		key          func(i int) string

@@ -21,8 +21,8 @@ import (
 
 var survive = flag.Bool("survive", false, "run the tests of what counters survive, on a machine that does nothing else")
 
-// survival is for the tests of what counters survive. All of them put a load on a cluster, let something happen to it, and
-// have the checker judge what was answered.
+// survival is for the tests of what counters survive. All of them put a load on a cluster, let something happen to it,
+// and have the checker judge what was answered.
 func survival(t *testing.T) {
 	t.Helper()
 	if !*survive {
@@ -32,7 +32,8 @@ func survival(t *testing.T) {
 	binary(t) // so that building it is not taken for time that nodes take
 }
 
-// plainOnly is for those that take too long under the race detector, whose part TestScale, TestCrash and TestBelongings do.
+// plainOnly is for those that take too long under the race detector, whose part TestScale, TestCrash and TestBelongings
+// do.
 func plainOnly(t *testing.T) {
 	t.Helper()
 	if raceEnabled {
@@ -40,8 +41,8 @@ func plainOnly(t *testing.T) {
 	}
 }
 
-// begin starts members, waits until all policies are decided everywhere, and begins to ask. The voters of a cluster that
-// has just been started grant nothing for the time that a lease lasts.
+// begin starts members, waits until all policies are decided everywhere, and begins to ask. The voters of a cluster
+// that has just been started grant nothing for the time that a lease lasts.
 func (f *fleet) begin(members ...*member) *load {
 	f.t.Helper()
 	began := time.Now()
@@ -111,8 +112,8 @@ func TestRollingRestart(t *testing.T) {
 	l.judge(faults{})
 }
 
-// TestCrash kills a node that owns a third of all keys, lets it come back, and kills another: what is forgotten is what the
-// durability says, side by side for all of them.
+// TestCrash kills a node that owns a third of all keys, lets it come back, and kills another: what is forgotten is what
+// the durability says, side by side for all of them.
 func TestCrash(t *testing.T) {
 	survival(t)
 	f := newFleet(t, 3, policyFile(), nil)
@@ -227,8 +228,8 @@ func keyOfEach(policy string) []string {
 	return keys
 }
 
-// TestRestartInPlace kills a node and starts it anew at once, before the others can have missed it: what it held is where
-// its copy is, and the process that comes back under its name and address has nothing.
+// TestRestartInPlace kills a node and starts it anew at once, before the others can have missed it: what it held is
+// where its copy is, and the process that comes back under its name and address has nothing.
 func TestRestartInPlace(t *testing.T) {
 	plainOnly(t)
 	survival(t)
@@ -256,8 +257,8 @@ func TestRestartInPlace(t *testing.T) {
 	l.judge(suffered)
 }
 
-// TestPause stops a process for longer than its leases last and longer than it takes to be declared dead, with questions
-// in progress. When it goes on it believes for a moment that it still owns what others have taken over since.
+// TestPause stops a process for longer than its leases last and longer than it takes to be declared dead, with
+// questions in progress. When it goes on it believes for a moment that it still owns what others have taken over since.
 func TestPause(t *testing.T) {
 	plainOnly(t)
 	survival(t)
@@ -358,9 +359,10 @@ var (
 	soakSeed = flag.Uint64("soak-seed", 0, "which faults; 0: others each time")
 )
 
-// TestSoak keeps five nodes under load for as long as it is told, with one fault after the other, drawn at random: nodes that leave
-// and come back, one or two at a time, are killed, or stand still, and, where this is root, cut networks. In between the cluster
-// becomes calm. The checker judges all of it at the end: strict, sync, escrow and async side by side.
+// TestSoak keeps five nodes under load for as long as it is told, with one fault after the other, drawn at random:
+// nodes that leave and come back, one or two at a time, are killed, or stand still, and, where this is root, cut
+// networks. In between the cluster becomes calm. The checker judges all of it at the end: strict, sync, escrow and
+// async side by side.
 func TestSoak(t *testing.T) {
 	if *soak == 0 {
 		t.Skip("takes as long as it is told to, on a machine that does nothing else: -soak 1h")
@@ -385,7 +387,8 @@ func TestSoak(t *testing.T) {
 		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		return all[:n]
 	}
-	// apart says that nodes may have taken each other for gone since an instant: what they counted has been merged by now.
+	// apart says that nodes may have taken each other for gone since an instant: what they counted has been merged by
+	// now.
 	apart := func(from int64, sides int) {
 		l.observe(f.members[0])
 		suffered.splits = append(suffered.splits, checker.Split{From: from, To: l.now(), Sides: sides})

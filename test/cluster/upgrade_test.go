@@ -78,8 +78,8 @@ func previous(t *testing.T) string {
 	return b.path
 }
 
-// TestUpgrade replaces a cluster of the release before by this build, node by node, and takes one step back, while checks
-// run on the nodes that stay. What was used up before stays used up, whichever build has it now.
+// TestUpgrade replaces a cluster of the release before by this build, node by node, and takes one step back, while
+// checks run on the nodes that stay. What was used up before stays used up, whichever build has it now.
 func TestUpgrade(t *testing.T) {
 	if raceEnabled {
 		t.Skip("not under the race detector: the release before is built without it")

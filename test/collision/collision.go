@@ -1,5 +1,6 @@
-// Package collision makes keys that XXH64 gives one hash, whatever its seed: what an attacker would send to a limiter that placed
-// keys by it. It is for tests only. It promises that for a seed drawn at random, not for each: one in some ten thousand parts keys.
+// Package collision makes keys that XXH64 gives one hash, whatever its seed: what an attacker would send to a limiter
+// that placed keys by it. It is for tests only. It promises that for a seed drawn at random, not for each: one in some
+// ten thousand parts keys.
 package collision
 
 import (
@@ -14,13 +15,14 @@ const (
 	prime2 = 14029467366897019727
 )
 
-// Keys returns up to 65,536 different keys, each of some 64 to 95 ASCII characters: XXH64 of before bytes, whatever they are, and of
-// a key, is the same for all keys.
+// Keys returns up to 65,536 different keys, each of some 64 to 95 ASCII characters: XXH64 of before bytes, whatever
+// they are, and of a key, is the same for all keys.
 //
-// XXH64 takes each 32 bytes as four words for four accumulators: v becomes rotl(v + w·prime2, 31)·prime1. A difference of k·2^33 + j
-// in the first w·prime2 is one of k + j·2^31 after the rotation, for small k and j and but for carries at two places, and
-// thus for nearly all v, which is all that the seed has a part in. The next word takes it away again. So two words of one accumulator
-// have as many alternatives as there are small k and j; those of which all bytes are ASCII are kept, 16 for each accumulator.
+// XXH64 takes each 32 bytes as four words for four accumulators: v becomes rotl(v + w·prime2, 31)·prime1. A difference
+// of k·2^33 + j in the first w·prime2 is one of k + j·2^31 after the rotation, for small k and j and but for carries at
+// two places, and thus for nearly all v, which is all that the seed has a part in. The next word takes it away again.
+// So two words of one accumulator have as many alternatives as there are small k and j; those of which all bytes are
+// ASCII are kept, 16 for each accumulator.
 func Keys(before, n int) iter.Seq[string] {
 	const alternatives = 16
 	var of [4][][2]uint64

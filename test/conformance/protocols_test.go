@@ -76,7 +76,8 @@ func post(t *testing.T, n *node.Node, path, as string, body []byte) (int, []byte
 	return resp.StatusCode, must.Value(io.ReadAll(resp.Body))(t)
 }
 
-// operations are where a call goes: the path of HTTP, the method of gRPC, and the list that calls are elements of; empty: none.
+// operations are where a call goes: the path of HTTP, the method of gRPC, and the list that calls are elements of;
+// empty: none.
 var operations = map[string]struct{ path, method, list string }{
 	"check": {"/v1/checks", "Check", "checks"}, "peek": {"/v1/checks", "Check", "checks"}, "atomic": {"/v1/checks", "Check", "checks"},
 	"acquire": {"/v1/acquire", "Acquire", ""}, "renew": {"/v1/renew", "Renew", ""}, "release": {"/v1/release", "Release", ""},
@@ -103,7 +104,8 @@ func request(calls []call, list string, message bool) object {
 	return whole
 }
 
-// object is a call as HTTP has it, or as weir.v1 has it in JSON. The key of HTTP is put in afterwards, for it need not be UTF-8.
+// object is a call as HTTP has it, or as weir.v1 has it in JSON. The key of HTTP is put in afterwards, for it need not
+// be UTF-8.
 func (c *call) object(message bool) object {
 	o, target := object{}, object{"key": "KEY"}
 	set := func(name string, value any, given bool) {
@@ -323,7 +325,8 @@ func (g *rpc) stream(t *testing.T, n *node.Node, calls []call) []answer {
 	return answers
 }
 
-// askRESP sends commands on a connection of their own, and reads all that is answered. For the policy five CL.THROTTLE has a bucket.
+// askRESP sends commands on a connection of their own, and reads all that is answered. For the policy five CL.THROTTLE
+// has a bucket.
 func askRESP(t *testing.T, n *node.Node, calls []call) (answers []answer) {
 	conn := must.Value(net.Dial("tcp", n.RESPAddr()))(t)
 	defer conn.Close()

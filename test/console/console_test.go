@@ -1,5 +1,5 @@
-// Package console drives the console in a real Chromium, and takes its pictures. It needs Chromium on the PATH, and is skipped without
-// it.
+// Package console drives the console in a real Chromium, and takes its pictures. It needs Chromium on the PATH, and is
+// skipped without it.
 package console
 
 import (

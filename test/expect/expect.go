@@ -1,6 +1,6 @@
-// Package expect holds the checks of tests: each reports what does not hold, and the test goes on. Package must has the same
-// checks, which end the test. They are generic, so that a constant takes the type of what it is compared with, and what they are given
-// after the values says which case failed: a format and its arguments.
+// Package expect holds the checks of tests: each reports what does not hold, and the test goes on. Package must has the
+// same checks, which end the test. They are generic, so that a constant takes the type of what it is compared with, and
+// what they are given after the values says which case failed: a format and its arguments.
 package expect
 
 import (
@@ -66,7 +66,8 @@ func NoDiff(t testing.TB, diff string, which ...any) bool {
 	return diff == ""
 }
 
-// Err returns the error of a call whose value is of no interest, as in expect.ErrorIs(t, expect.Err(os.ReadFile(name)), fs.ErrNotExist).
+// Err returns the error of a call whose value is of no interest, as in expect.ErrorIs(t, expect.Err(os.ReadFile(name)),
+// fs.ErrNotExist).
 func Err[T any](_ T, err error) error { return err }
 
 func prefix(which []any) string {

@@ -234,8 +234,8 @@ func (c *cluster) evict(p pod) {
 	})
 }
 
-// TestPlannedSteps: while pods are restarted, added, removed, deleted and evicted, no check of a key with room is refused, none
-// fails, and no key is admitted more often than its limit lets through.
+// TestPlannedSteps: while pods are restarted, added, removed, deleted and evicted, no check of a key with room is
+// refused, none fails, and no key is admitted more often than its limit lets through.
 func TestPlannedSteps(t *testing.T) {
 	c := newCluster(t)
 	l := startLoad(t, c)

@@ -19,9 +19,9 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// A key of a policy whose name begins with "few" is asked for about twice as often as its limit lets through, and each of them for a
-// while: what is admitted beyond the limit is forgotten, and what is refused below it was counted twice. Nobody reaches the limits of
-// the other policies.
+// A key of a policy whose name begins with "few" is asked for about twice as often as its limit lets through, and each
+// of them for a while: what is admitted beyond the limit is forgotten, and what is refused below it was counted twice.
+// Nobody reaches the limits of the other policies.
 const (
 	few     = 20
 	fewAge  = 20 * time.Second // for how long a key of few is asked for
@@ -100,8 +100,8 @@ type stall struct{ from, to time.Duration }
 
 func (l *load) now() time.Duration { return time.Since(l.start) }
 
-// startLoad begins to ask: by the Go client, without and with loans, which finds the nodes by the headless Service's name; and over
-// HTTP by the Service, with connections that stay.
+// startLoad begins to ask: by the Go client, without and with loans, which finds the nodes by the headless Service's
+// name; and over HTTP by the Service, with connections that stay.
 func startLoad(t *testing.T, c *cluster) *load {
 	t.Helper()
 	l := &load{t: t, start: time.Now(), quit: make(chan struct{})}

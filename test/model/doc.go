@@ -29,9 +29,10 @@
 //   - Voters: their records with term, holder, backup and the age of their word on it, the record that each replaced,
 //     the time a record has to live, abstaining, reading one after the other, epochs.
 //   - A forwarder with one answer.
-//   - Loans: an admission that is lent is in its holder's content from then on. Once its borrower has been told, it makes the admission at
-//     any instant, without asking, or never; then it is one that was acknowledged. Terms of loans need not be modelled, since what ends
-//     is charged and so stays in the content; that it ends at the borrower first is for when it counts until, which is not modelled.
+//   - Loans: an admission that is lent is in its holder's content from then on. Once its borrower has been told, it
+//     makes the admission at any instant, without asking, or never; then it is one that was acknowledged. Terms of
+//     loans need not be modelled, since what ends is charged and so stays in the content; that it ends at the borrower
+//     first is for when it counts until, which is not modelled.
 //
 // # What is promised
 //

@@ -55,7 +55,8 @@ func end(t testing.TB, ok bool) {
 	}
 }
 
-// Value returns the value of a call, as in must.Value(os.ReadFile(name))(t), and ends the test where the call has failed.
+// Value returns the value of a call, as in must.Value(os.ReadFile(name))(t), and ends the test where the call has
+// failed.
 func Value[T any](v T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {
 		if err != nil {

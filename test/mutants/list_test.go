@@ -22,20 +22,24 @@ const (
 	service = "test/simulation/service_test.go" // what the simulator has in the place of limiter
 )
 
-// mutants are the rules of ownership, votes, gates, loans and undo, in the order of the protocol, and then by package. A mutation tool does
-// the rest, outside CI. Not in it, because nothing would change:
+// mutants are the rules of ownership, votes, gates, loans and undo, in the order of the protocol, and then by package.
+// A mutation tool does the rest, outside CI. Not in it, because nothing would change:
 //
-//   - A voter that is ready as soon as it has read (voter.ready): it asks, and so reads, only after it has abstained. For the same reason an
-//     answer to an earlier question of the same process (Records.ID) is as good as one to the last.
-//   - A new epoch that is begun without a majority of answers (voter.consider): where fewer have read or are silent than a majority, the
-//     others and this voter are one.
-//   - A reading that takes in what voters say who have not read, or are none (voter.adopt, onRecords): the former say nothing, the latter are
-//     not asked for. Likewise the epoch of a voter that has not read (onRequest): it is 0.
-//   - A reading that does not compare what a record has replaced with the record (record.add): that is always lower, and another process's.
-//   - What voters have replaced, or were asked, outliving the term (strictness.raised): it counts beside support only, of which there is
-//     none until a voter has answered anew.
-//   - The receiver's second look at who is there (onOffer, onCommit): receive drops what others send, and review what they have sent.
-//   - A commit whose sender does not send the copy, or whose copy is not whole, of the two one (onCommit): the other is noticed.
+//   - A voter that is ready as soon as it has read (voter.ready): it asks, and so reads, only after it has abstained.
+//     For the same reason an answer to an earlier question of the same process (Records.ID) is as good as one to the
+//     last.
+//   - A new epoch that is begun without a majority of answers (voter.consider): where fewer have read or are silent
+//     than a majority, the others and this voter are one.
+//   - A reading that takes in what voters say who have not read, or are none (voter.adopt, onRecords): the former say
+//     nothing, the latter are not asked for. Likewise the epoch of a voter that has not read (onRequest): it is 0.
+//   - A reading that does not compare what a record has replaced with the record (record.add): that is always lower,
+//     and another process's.
+//   - What voters have replaced, or were asked, outliving the term (strictness.raised): it counts beside support only,
+//     of which there is none until a voter has answered anew.
+//   - The receiver's second look at who is there (onOffer, onCommit): receive drops what others send, and review what
+//     they have sent.
+//   - A commit whose sender does not send the copy, or whose copy is not whole, of the two one (onCommit): the other is
+//     noticed.
 //   - A target's confirmation while strict rules are closed (acknowledged): its numbers are below every backup's.
 //   - What is known of the grant of a partition that was handed over (released): whoever takes it again begins anew.
 var mutants = []mutant{

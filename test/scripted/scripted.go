@@ -32,8 +32,8 @@ type Call struct {
 	Units  int64
 }
 
-// Service is a limiter.BatchService that gives prepared answers and remembers what it was asked. The zero value answers with zeros. It is
-// safe for concurrent use.
+// Service is a limiter.BatchService that gives prepared answers and remembers what it was asked. The zero value answers
+// with zeros. It is safe for concurrent use.
 type Service struct {
 	Results     []limit.Result        // of checks and ExtendEach; missing ones repeat the last
 	Settlements []limit.SettledResult // of CommitEach

@@ -10,8 +10,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestBans: a key that is banned stays so while its partition moves from node to node, and when a node is lost whose copy knew of it. No
-// check is admitted meanwhile, and after the ban its key has room again.
+// TestBans: a key that is banned stays so while its partition moves from node to node, and when a node is lost whose
+// copy knew of it. No check is admitted meanwhile, and after the ban its key has room again.
 func TestBans(t *testing.T) {
 	for seed := range uint64(3) {
 		s := calm(seed)

@@ -20,14 +20,15 @@ import (
 	"github.com/weirlimit/weir/test/checker"
 )
 
-// maxHaste is how many checks of a key that is lent somebody makes one after another, with mostHaste between two at most.
+// maxHaste is how many checks of a key that is lent somebody makes one after another, with mostHaste between two at
+// most.
 const (
 	maxHaste  = 200
 	mostHaste = 5 * time.Millisecond
 )
 
-// lend adds policies that are lent to a run, and to their text. Of each one key is, with the policy's name. What a run draws otherwise stays
-// what it is.
+// lend adds policies that are lent to a run, and to their text. Of each one key is, with the policy's name. What a run
+// draws otherwise stays what it is.
 func (r *callRun) lend(text *strings.Builder) {
 	rng := rand.New(rand.NewPCG(r.seed, 4))
 	r.lends = true
@@ -53,7 +54,8 @@ func (r *callRun) lend(text *strings.Builder) {
 	}
 }
 
-// borrower is a client that borrows, as package client does: a book, and a way to each node. When it crashes another takes its place.
+// borrower is a client that borrows, as package client does: a book, and a way to each node. When it crashes another
+// takes its place.
 type borrower struct {
 	r       *callRun
 	name    string
@@ -129,8 +131,8 @@ func (b *borrower) ask(rng *rand.Rand, rule *callRule, cost int64) {
 	}
 }
 
-// spends holds what a borrower has just spent to being on loan to it as far as who decides for the key knows, unless that may have been lost
-// in a crash, or another side decides.
+// spends holds what a borrower has just spent to being on loan to it as far as who decides for the key knows, unless
+// that may have been lost in a crash, or another side decides.
 func (r *callRun) spends(borrower uint64, rule *callRule, cost int64) {
 	if r.forgot() {
 		return
@@ -344,8 +346,8 @@ func (r *callRun) haste(rng *rand.Rand) {
 	time.Sleep(time.Duration(rng.Int64N(int64(300 * time.Millisecond))))
 }
 
-// watch holds who decides for keys that are lent to having lent no more than there is room for, as long as no crash or merge has made it charge
-// what it does not know of.
+// watch holds who decides for keys that are lent to having lent no more than there is room for, as long as no crash or
+// merge has made it charge what it does not know of.
 func (r *callRun) watch() {
 	r.callers.Go(func() {
 		for r.now() < r.until {

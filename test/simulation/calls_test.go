@@ -243,7 +243,8 @@ func (r *callRun) notDecided(n *node, rule *callRule, op checker.Operation, d *l
 	}
 }
 
-// share records what a node answered by its part of a limit: a policy of its own to the checker. It was decided when it was answered.
+// share records what a node answered by its part of a limit: a policy of its own to the checker. It was decided when it
+// was answered.
 func (r *callRun) share(n *node, rule *callRule, op checker.Operation, admitted bool) {
 	p := rule.checked
 	p.Name = fmt.Sprintf("%s of %s/%d", rule.name, n.self.Name, n.self.Boot)
@@ -337,7 +338,8 @@ func (r *callRun) crowd(rng *rand.Rand) {
 	time.Sleep(time.Duration(rng.Int64N(int64(40 * time.Millisecond))))
 }
 
-// repeater asks under request ids, and repeats each at any node until it is answered, and then often once more: it is charged once.
+// repeater asks under request ids, and repeats each at any node until it is answered, and then often once more: it is
+// charged once.
 func (r *callRun) repeater(i int) func(rng *rand.Rand) {
 	next := 0
 	return func(rng *rand.Rand) {
@@ -379,8 +381,9 @@ type repeated struct {
 	failed   []operation // before it was decided
 }
 
-// repeat asks under an id once more, and reports whether there was a decision. Where messages are lost and nodes leave the id is charged once,
-// however often it is repeated. A crash may have made a charge forgotten of which nobody had been told, and under async one of the last moments.
+// repeat asks under an id once more, and reports whether there was a decision. Where messages are lost and nodes leave
+// the id is charged once, however often it is repeated. A crash may have made a charge forgotten of which nobody had
+// been told, and under async one of the last moments.
 func (r *callRun) repeat(n *node, id *repeated) bool {
 	results, sent, came, asked := n.check(id.check)
 	key := id.check.Key
@@ -495,8 +498,8 @@ func (r *callRun) troubled(since int64) bool {
 	return slices.ContainsFunc(r.faults, func(f span) bool { return f.to > since })
 }
 
-// returner fills a key, gives units back, and wants them to be there, all at one node: what that remembers of the key is void then,
-// and so is an answer that is on its way to it.
+// returner fills a key, gives units back, and wants them to be there, all at one node: what that remembers of the key
+// is void then, and so is an answer that is on its way to it.
 func (r *callRun) returner(rng *rand.Rand) {
 	n, rule := r.any(rng), r.rules[0]
 	target := limit.Target{Policy: rule.name, Key: fmt.Sprintf("back-%d", rng.IntN(1000))}
@@ -758,9 +761,9 @@ func playCalls(t *testing.T, seed uint64) *callRun {
 	return r
 }
 
-// TestCallSeeds runs whole nodes, and judges what callers are answered: by owners, from memory of refusals, from loans, and by on_error. Nearly
-// all seeds do the same each time they are run, see the package's comment. Refusals of keys that are lent are judged where all is well: what a
-// borrower has not returned when its loan ends is charged.
+// TestCallSeeds runs whole nodes, and judges what callers are answered: by owners, from memory of refusals, from loans,
+// and by on_error. Nearly all seeds do the same each time they are run, see the package's comment. Refusals of keys
+// that are lent are judged where all is well: what a borrower has not returned when its loan ends is charged.
 func TestCallSeeds(t *testing.T) {
 	n := *callSeeds
 	if raceEnabled {

@@ -56,8 +56,8 @@ func temperate() climate {
 	}
 }
 
-// drawClimate draws how often and for how long: anything between too short to matter and longer than any lease, the ends
-// more often than what is between.
+// drawClimate draws how often and for how long: anything between too short to matter and longer than any lease, the
+// ends more often than what is between.
 func drawClimate(rng *rand.Rand, x weather) climate {
 	c := climate{harsh: true}
 	for _, k := range temperate().kinds {

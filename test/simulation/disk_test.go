@@ -24,8 +24,8 @@ type drive struct {
 	boot int        // of the host
 }
 
-// hostDisk is the disk of a running process: a disk.Disk over files in memory, each of whose writes takes a while. What was sent and is not
-// written yet when the process crashes is lost.
+// hostDisk is the disk of a running process: a disk.Disk over files in memory, each of whose writes takes a while. What
+// was sent and is not written yet when the process crashes is lost.
 type hostDisk struct {
 	p       *process
 	fs      *vfs.MemFS
@@ -110,8 +110,8 @@ func (d *hostDisk) keepMembers() {
 	d.p.later(200*millisecond, d.keepMembers)
 }
 
-// names are the members that are to be waited for at the next start, as in internal/node: those that are seen, and those that are lost, unless
-// they have left; until this process is settled also those that the disk knew.
+// names are the members that are to be waited for at the next start, as in internal/node: those that are seen, and
+// those that are lost, unless they have left; until this process is settled also those that the disk knew.
 func (d *hostDisk) names() []string {
 	p := d.p
 	if settled := p.state == active && p.core.Settled(); d.members == nil || settled && !d.settled {

@@ -62,8 +62,8 @@ func (w *world) withoutCopy() (degraded, noRoom int) {
 	return degraded, noRoom
 }
 
-// TestFloodLeavesCopies: new keys are refused before they take the room of copies, so that every partition keeps its copy: of two
-// nodes, which are equally full.
+// TestFloodLeavesCopies: new keys are refused before they take the room of copies, so that every partition keeps its
+// copy: of two nodes, which are equally full.
 func TestFloodLeavesCopies(t *testing.T) {
 	w, rule := fullWorld(t, 3000, 3000)
 	full := w.flood(t, rule, "new", 10_000)
@@ -72,8 +72,8 @@ func TestFloodLeavesCopies(t *testing.T) {
 	expect.True(t, degraded <= 0 && full != 0, "%d keys found no room, and %d partitions have no copy", full, degraded)
 }
 
-// TestCopiesWithoutRoom: where one node has room for less than the others keep, partitions go on without a copy, and say why. No bound
-// is exceeded, copies are not sent again and again, and all have one again once there is room.
+// TestCopiesWithoutRoom: where one node has room for less than the others keep, partitions go on without a copy, and
+// say why. No bound is exceeded, copies are not sent again and again, and all have one again once there is room.
 func TestCopiesWithoutRoom(t *testing.T) {
 	w, rule := fullWorld(t, 6000, 6000, 1500)
 	w.flood(t, rule, "new", 10_000)

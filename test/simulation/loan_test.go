@@ -62,7 +62,8 @@ type debtor struct {
 	rate int64 // error, in parts per billion
 	near *host // that is always on the same side of a cut; nil: the debtor reaches both sides
 	lazy bool  // it reports only when its loan is used up or nearly over
-	// hoards is a policy of which the debtor spends all that it was lent at the last moment, beside who has lent it; nil: it does not.
+	// hoards is a policy of which the debtor spends all that it was lent at the last moment, beside who has lent it;
+	// nil: it does not.
 	hoards *policy
 	loans  map[string]*loan
 	last   uint64 // number of a loan
@@ -97,8 +98,8 @@ func (r *run) lend(pause int64) {
 		limit := algo.Limit{Algorithm: algorithms[l.rng.IntN(len(algorithms))], Limit: 64 + l.rng.Int64N(64), Window: time.Duration(1000+l.rng.Int64N(5000)) * time.Millisecond}
 		hoarded := strict && l.rng.IntN(2) == 0 && slices.Contains([]weather{cutting, oneWay, stormy}, r.weather)
 		if hoarded {
-			// Cuts last until the grants of one side have ended, and the other one has begun and has room again. Less is asked for than there is,
-			// so that units are on loan when a cut begins.
+			// Cuts last until the grants of one side have ended, and the other one has begun and has room again. Less
+			// is asked for than there is, so that units are on loan when a cut begins.
 			r.climate.cut, r.climate.lasts = [2]int64{11 * second, 18 * second}, 40*second
 			l.pause, r.climate.between = 10*pause, max(r.climate.between, 20*millisecond)
 			limit.Algorithm, limit.Limit, limit.Window = algo.SlidingLog, 4*limit.Limit, limit.Window/3+4*time.Second
@@ -125,8 +126,8 @@ func (r *run) lend(pause int64) {
 	}
 }
 
-// strictHosts are, in most cuts of a run that lends units of a strict key, the hosts of its owner and its copy, where the others have a majority of
-// the voters: none of these knows what was lent.
+// strictHosts are, in most cuts of a run that lends units of a strict key, the hosts of its owner and its copy, where
+// the others have a majority of the voters: none of these knows what was lent.
 func (l *lending) strictHosts() (cut []*host) {
 	if l == nil || l.rng.IntN(4) == 0 {
 		return nil
@@ -395,7 +396,8 @@ func (p *process) heard(key string, id algo.LoanID) {
 	}
 }
 
-// goOn decides what has waited. What has come back may have been lent again: that is asked for once more, unless it was in vain.
+// goOn decides what has waited. What has come back may have been lent again: that is asked for once more, unless it was
+// in vain.
 func (p *process) goOn(r *round, vain bool) {
 	for _, a := range r.waiting {
 		a.recalled = vain
@@ -403,8 +405,9 @@ func (p *process) goOn(r *round, vain bool) {
 	}
 }
 
-// exact says whether loans are held to more than the checker does: nothing that was lent is forgotten or known twice, because
-// nothing but planned moves has happened, and crashes with the copies made; nor is a key used up whoever borrows from it.
+// exact says whether loans are held to more than the checker does: nothing that was lent is forgotten or known twice,
+// because nothing but planned moves has happened, and crashes with the copies made; nor is a key used up whoever
+// borrows from it.
 func (l *lending) exact() bool {
 	return l.weather <= crashing && !l.full && !slices.ContainsFunc(l.history.Crashes, func(f checker.Crash) bool { return !f.Copied })
 }
@@ -423,8 +426,8 @@ const (
 	beyondGrant = "more spent and returned than granted"
 )
 
-// escrowed is how much may have been charged for what owners that crashed may have admitted beyond their copies: whoever takes over does that
-// whatever room there is, and whatever is on loan.
+// escrowed is how much may have been charged for what owners that crashed may have admitted beyond their copies:
+// whoever takes over does that whatever room there is, and whatever is on loan.
 func (l *lending) escrowed(pol *policy) int64 {
 	if pol.Durability != checker.Escrow {
 		return 0
@@ -432,7 +435,8 @@ func (l *lending) escrowed(pol *policy) int64 {
 	return int64(len(l.history.Crashes)) * 2 * max(1, pol.Limit/20)
 }
 
-// look holds every process that decides for a key to what it holds of it: no more than there is room for, and at least what debtors may spend.
+// look holds every process that decides for a key to what it holds of it: no more than there is room for, and at least
+// what debtors may spend.
 func (l *lending) look(pol *policy, key *store.Key) {
 	if !l.exact() {
 		return
@@ -490,8 +494,8 @@ func (l *lending) rises(p *process, name told, loan algo.Loan) {
 	p.lender.told[name] = loan
 }
 
-// decided holds a decision beside loans to these having been asked for: what is refused finds no room, or a borrower that is silent or was
-// when the check asked for what is on loan, or one that was not asked.
+// decided holds a decision beside loans to these having been asked for: what is refused finds no room, or a borrower
+// that is silent or was when the check asked for what is on loan, or one that was not asked.
 func (l *lending) decided(p *process, a *ask, dec *store.Answer) {
 	o := a.op
 	l.look(o.policy, o.key)
@@ -545,8 +549,8 @@ func (l *lending) returned() {
 	}
 }
 
-// TestLoanSeeds plays seeds with borrowers of keys under escrow and sync, some of them strict. Judged by when borrowers spent, as the
-// checker does, nothing is admitted beyond what the faults of a run allow without loans.
+// TestLoanSeeds plays seeds with borrowers of keys under escrow and sync, some of them strict. Judged by when borrowers
+// spent, as the checker does, nothing is admitted beyond what the faults of a run allow without loans.
 func TestLoanSeeds(t *testing.T) {
 	from, count := *firstOf, uint64(*allSeeds)/3
 	if raceEnabled {
@@ -588,7 +592,8 @@ func TestLoanSeeds(t *testing.T) {
 		"too little was lent") // one seed may lend nothing
 }
 
-// TestLoanTotals: totals of a loan that fall, and more spent and returned than granted, are violations. What else is one the mutants show.
+// TestLoanTotals: totals of a loan that fall, and more spent and returned than granted, are violations. What else is
+// one the mutants show.
 func TestLoanTotals(t *testing.T) {
 	r := drawRun(0, false)
 	r.lend(20 * millisecond)
@@ -618,8 +623,8 @@ func TestLoanTotals(t *testing.T) {
 	}
 }
 
-// TestHeardOfMeanwhile: a check is refused that has waited for one borrower, while another that has units was first heard of after the question was
-// asked; not where that one could have been asked.
+// TestHeardOfMeanwhile: a check is refused that has waited for one borrower, while another that has units was first
+// heard of after the question was asked; not where that one could have been asked.
 func TestHeardOfMeanwhile(t *testing.T) {
 	asked, unheard := algo.LoanID{Borrower: 1, Number: 1}, algo.LoanID{Borrower: 2, Number: 1}
 	for known, violations := range map[bool]int{false: 0, true: 1} {

@@ -23,9 +23,10 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 )
 
-// nodes is a cluster of whole nodes but for membership and connections: limiter.Limiter, runner.Runner and store.Store with all of
-// their goroutines, in a synctest bubble and so in virtual time. Every delay is drawn from the instant and the way, and no two messages arrive
-// at one instant: what happens follows from the seed, as far as the goroutines of a node do not wake together.
+// nodes is a cluster of whole nodes but for membership and connections: limiter.Limiter, runner.Runner and store.Store
+// with all of their goroutines, in a synctest bubble and so in virtual time. Every delay is drawn from the instant and
+// the way, and no two messages arrive at one instant: what happens follows from the seed, as far as the goroutines of a
+// node do not wake together.
 type nodes struct {
 	t     *testing.T
 	seed  uint64
@@ -180,8 +181,8 @@ func (c *nodes) tell(n *node, s state, after time.Duration) {
 	}
 }
 
-// part cuts the network between some processes and the rest, which lose sight of each other 1.5 to 2.5 s later; nil: all see each other again
-// after a moment.
+// part cuts the network between some processes and the rest, which lose sight of each other 1.5 to 2.5 s later; nil:
+// all see each other again after a moment.
 func (c *nodes) part(side []string) {
 	c.mu.Lock()
 	c.apart = make(map[string]bool)
@@ -310,8 +311,8 @@ func (c *nodes) named(name string) *node {
 	return nil
 }
 
-// travel waits for as long as a message takes. No two arrive at one instant: which of the goroutines goes first that wake at one instant
-// nobody can say.
+// travel waits for as long as a message takes. No two arrive at one instant: which of the goroutines goes first that
+// wake at one instant nobody can say.
 func (c *nodes) travel(of ...string) {
 	c.sleep(c.delay + time.Duration(c.draw(int64(c.jitter)+1, of...)))
 }
@@ -367,7 +368,8 @@ func (n *node) Send(list []ownership.Envelope) {
 	}
 }
 
-// Forward implements limiter.Peers. What is lost is not noticed before ctx ends; a process that is gone refuses the connection.
+// Forward implements limiter.Peers. What is lost is not noticed before ctx ends; a process that is gone refuses the
+// connection.
 func (n *node) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op) {
 	left := time.Duration(0)
 	if at, ok := ctx.Deadline(); ok {

@@ -9,7 +9,8 @@ import (
 	"github.com/weirlimit/weir/test/checker"
 )
 
-// all is an atomic check: a reservation of every one of its parts, made by one process, which then keeps or cancels all.
+// all is an atomic check: a reservation of every one of its parts, made by one process, which then keeps or cancels
+// all.
 type all struct {
 	parts    []*op
 	left     int // to be answered
@@ -43,8 +44,8 @@ func (o *op) draw(w *world) {
 	binary.BigEndian.PutUint64(o.reservation[:], w.rng.Uint64())
 }
 
-// kept says that what has been admitted of a policy is surely still known: nothing that was told is lost, and it was not a moment
-// ago that it may have been in flight.
+// kept says that what has been admitted of a policy is surely still known: nothing that was told is lost, and it was
+// not a moment ago that it may have been in flight.
 func (r *run) kept(o *op) bool {
 	switch {
 	case r.history.Late >= time.Second || o.degraded:

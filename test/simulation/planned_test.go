@@ -11,7 +11,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// gaps watches, millisecond by millisecond, for how long nobody may decide for a partition: under strict rules, and under others.
+// gaps watches, millisecond by millisecond, for how long nobody may decide for a partition: under strict rules, and
+// under others.
 type gaps struct {
 	*world
 	strict, plain []int64 // by partition: since when nobody may; 0: somebody does
@@ -81,8 +82,8 @@ func (g *gaps) note(kind int, since []int64, part int, decides bool) {
 	}
 }
 
-// TestPlannedMoves: while a cluster of many partitions is restarted node by node, grows and shrinks, and no message is lost, no
-// check fails, and none waits for more than 50 ms, under strict rules as under others.
+// TestPlannedMoves: while a cluster of many partitions is restarted node by node, grows and shrinks, and no message is
+// lost, no check fails, and none waits for more than 50 ms, under strict rules as under others.
 func TestPlannedMoves(t *testing.T) {
 	s := calm(1)
 	s.hosts, s.voters, s.partitions = 4, 3, 600
@@ -148,9 +149,9 @@ func TestPlannedMoves(t *testing.T) {
 	}
 }
 
-// TestTwoLeave: while two of five members leave, the second some time after the first, no check fails, and none waits for more than
-// 50 ms, under strict rules as under others. Members hear of each leave at different times, so their rings differ for a while, and a ring
-// may name the member that leaves second for what the first one still holds.
+// TestTwoLeave: while two of five members leave, the second some time after the first, no check fails, and none waits
+// for more than 50 ms, under strict rules as under others. Members hear of each leave at different times, so their
+// rings differ for a while, and a ring may name the member that leaves second for what the first one still holds.
 func TestTwoLeave(t *testing.T) {
 	for _, later := range []int64{0, 800, 2500} {
 		for seed := range uint64(3) {

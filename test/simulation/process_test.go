@@ -26,8 +26,8 @@ const (
 	leaving
 )
 
-// process is one start of a node: an ownership.Core over a store, the little of the membership that a Core must be told,
-// and, in service_test.go, what hands checks on.
+// process is one start of a node: an ownership.Core over a store, the little of the membership that a Core must be
+// told, and, in service_test.go, what hands checks on.
 type process struct {
 	w     *world
 	host  *host
@@ -115,8 +115,8 @@ func (p *process) do(f func()) {
 	}
 }
 
-// clock reads the host's clocks for the process. A process that is paused must not read them: it does nothing, and where its host is
-// suspended, what the clock of decisions would say in the meantime is taken back when it goes on.
+// clock reads the host's clocks for the process. A process that is paused must not read them: it does nothing, and
+// where its host is suspended, what the clock of decisions would say in the meantime is taken back when it goes on.
 func (p *process) clock() ownership.Now {
 	if p.paused {
 		p.w.proto.Violations = append(p.w.proto.Violations, checker.Violation{
@@ -140,8 +140,8 @@ func (p *process) tick() {
 	p.later(p.w.tick, p.tick)
 }
 
-// flush carries out what the core wants done. A check that it lets go on may want more of the core: that is carried out afterwards, so
-// that messages leave in order, and because effects are valid until the core is asked for the next ones.
+// flush carries out what the core wants done. A check that it lets go on may want more of the core: that is carried out
+// afterwards, so that messages leave in order, and because effects are valid until the core is asked for the next ones.
 func (p *process) flush() {
 	if p.flushing {
 		p.urged = true

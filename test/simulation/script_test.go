@@ -19,8 +19,8 @@ import (
 
 var update = flag.Bool("update", false, "write what the scenarios' output is into testdata")
 
-// A scenario is a file of commands, each followed by ---- and what it is expected to say up to an empty line. Every policy
-// has one key for each partition, called policy/partition. NODES are names put together, such as abc.
+// A scenario is a file of commands, each followed by ---- and what it is expected to say up to an empty line. Every
+// policy has one key for each partition, called policy/partition. NODES are names put together, such as abc.
 //
 //	policy NAME limit=5 window=30s [algorithm=sliding_log] [durability=async] [strict] [cold=closed]
 //	cluster nodes=3 partitions=4 [voters=3] [spare=1] [delay=1ms] [one-sided]

@@ -177,8 +177,8 @@ func drawPolicies(rng *rand.Rand, partitions int, strict bool) []*policy {
 	return all
 }
 
-// kinds says what the algorithms promise, as the checker knows it. What a leaky bucket lets into its queue is what a token bucket
-// admits.
+// kinds says what the algorithms promise, as the checker knows it. What a leaky bucket lets into its queue is what a
+// token bucket admits.
 var kinds = map[algo.Algorithm]checker.Kind{
 	algo.SlidingLog: checker.Window, algo.SlidingWindow: checker.Window, algo.Concurrency: checker.Leases,
 	algo.FixedWindow: checker.Fixed, algo.SlidingCounter: checker.Fixed,
@@ -311,18 +311,21 @@ func (r *run) life() {
 	w.record()
 }
 
-// early says whether views may settle before they have everybody: nodes that start then take others to be gone that are not.
+// early says whether views may settle before they have everybody: nodes that start then take others to be gone that are
+// not.
 func (r *run) early() bool {
 	return r.settle <= r.discover[1] || r.weather > crashing && r.settle <= r.discover[1]+r.climate.lag+100*millisecond
 }
 
-// settling is how long it may take, once nothing goes wrong and nobody stands still any more, until every partition is held by its
-// target: until the dead are seen to be, views settle, leases run out, voters have abstained and what there is has been moved.
+// settling is how long it may take, once nothing goes wrong and nobody stands still any more, until every partition is
+// held by its target: until the dead are seen to be, views settle, leases run out, voters have abstained and what there
+// is has been moved.
 //
-// The longest is after a split with all voters restarted: they abstain for 3 s and the last of five begins an epoch 2 s later; views
-// settle meanwhile. A side that got no grant is given away two leases of 3 s after it has got its term in that epoch, as it could not
-// tell whether it is whole. The backup that was a holder until then, and said so a moment before, is tried again after 1 s, and the
-// voters have to hear of it: 1.5 s, see quiet. The rest of the 15 s is for ticks, looks and repeats.
+// The longest is after a split with all voters restarted: they abstain for 3 s and the last of five begins an epoch 2 s
+// later; views settle meanwhile. A side that got no grant is given away two leases of 3 s after it has got its term in
+// that epoch, as it could not tell whether it is whole. The backup that was a holder until then, and said so a moment
+// before, is tried again after 1 s, and the voters have to hear of it: 1.5 s, see quiet. The rest of the 15 s is for
+// ticks, looks and repeats.
 func (r *run) settling() int64 {
 	d := 15 * second
 	if r.climate.harsh { // all of that takes as long as it was drawn to
@@ -406,8 +409,9 @@ func (r *run) identified(p *process, o *op) {
 	w.after(w.rng.Int64N(2*second), func() { r.again(o) })
 }
 
-// again repeats a check that was admitted, or was not answered in time, under its request id: it is not charged twice. That
-// the id of an answered check is known is promised as long as nothing is lost, and under escrow and sync after a crash.
+// again repeats a check that was admitted, or was not answered in time, under its request id: it is not charged twice.
+// That the id of an answered check is known is promised as long as nothing is lost, and under escrow and sync after a
+// crash.
 func (r *run) again(o *op) {
 	w := r.world
 	p := r.any()
@@ -687,7 +691,8 @@ type outcome struct {
 	hash, again uint64 // the two runs' fingerprints
 }
 
-// repeats reports whether a seed is run twice, to show that it repeats itself: every fourth of each weather, or the only one.
+// repeats reports whether a seed is run twice, to show that it repeats itself: every fourth of each weather, or the
+// only one.
 func repeats(seed uint64) bool {
 	return !*once && (*oneSeed >= 0 || seed/uint64(weathers)%4 == 0)
 }

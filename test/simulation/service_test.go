@@ -89,7 +89,8 @@ type ask struct {
 	parked   int64  // true time since when it waits out a hand-over; 0: it does not
 	recalled bool   // what is on loan has been asked for, in vain or not
 	round    *round // that it has waited for last; nil: none
-	// ungranted is the true time at which it was to be decided here first: it may have to wait for a grant from then on.
+	// ungranted is the true time at which it was to be decided here first: it may have to wait for a grant from then
+	// on.
 	ungranted int64
 }
 
@@ -242,7 +243,8 @@ func (p *process) pass(a *ask, ans answer) {
 	})
 }
 
-// handling says whether checks that others have handed on are still to be answered: a process that leaves answers them first.
+// handling says whether checks that others have handed on are still to be answered: a process that leaves answers them
+// first.
 func (p *process) handling() bool {
 	p.foreign = slices.DeleteFunc(p.foreign, func(a *ask) bool { return a.passed || a.op.over })
 	return len(p.foreign) > 0
@@ -474,8 +476,8 @@ func (p *process) confirmed(c ownership.Progress) {
 	p.waiting[c.Partition] = kept
 }
 
-// repeated finds the charges that repetitions were answered with: of each request id the last one before. The first one may have been
-// lost, or never made.
+// repeated finds the charges that repetitions were answered with: of each request id the last one before. The first one
+// may have been lost, or never made.
 func (w *world) repeated() (charges map[*op]bool, repetitions map[*op]bool) {
 	made := make(map[*op][]*op)
 	for _, o := range w.ops {
@@ -504,8 +506,9 @@ func (w *world) repeated() (charges map[*op]bool, repetitions map[*op]bool) {
 	return charges, repetitions
 }
 
-// record makes the history of all ops. One that was charged and whose repetition was answered with that charge was admitted when it
-// was charged. A repetition that was charged anew, because the first charge was lost, was admitted itself.
+// record makes the history of all ops. One that was charged and whose repetition was answered with that charge was
+// admitted when it was charged. A repetition that was charged anew, because the first charge was lost, was admitted
+// itself.
 func (w *world) record() {
 	w.history.Operations = w.history.Operations[:0]
 	known, repetitions := w.repeated()

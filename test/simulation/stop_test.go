@@ -16,9 +16,9 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestStopSeeds stops all nodes at random instants of their lives, by kill -9 and otherwise, and starts them again: policies with Persist go
-// on counting from their disks. Nodes crash alone, leave and come back before; hosts are rebooted, disks lose what was not synced, all they
-// had, or come late.
+// TestStopSeeds stops all nodes at random instants of their lives, by kill -9 and otherwise, and starts them again:
+// policies with Persist go on counting from their disks. Nodes crash alone, leave and come back before; hosts are
+// rebooted, disks lose what was not synced, all they had, or come late.
 func TestStopSeeds(t *testing.T) {
 	from, count := *firstOf, uint64(*allSeeds)/3
 	if *oneSeed >= 0 {
@@ -160,8 +160,8 @@ func (r *stopper) back(h *host) {
 	}
 }
 
-// stopAll stops all processes within a moment, and starts them again: some of them without what was on their disks, or too late to be waited
-// for.
+// stopAll stops all processes within a moment, and starts them again: some of them without what was on their disks, or
+// too late to be waited for.
 func (r *stopper) stopAll() {
 	w := r.world
 	for _, h := range w.hosts {
@@ -200,9 +200,10 @@ func (r *stopper) stopAll() {
 	w.run(w.now + down + last)
 }
 
-// miss draws the hosts whose disks are lost, or come after the others have claimed. What was on their disks only may be forgotten: for each
-// key, what was changed after the last instant that another disk has. (A late disk brings it back, but as much may be admitted meanwhile.)
-// The other hosts start first: one with an empty disk that is alone claims all partitions, as new.
+// miss draws the hosts whose disks are lost, or come after the others have claimed. What was on their disks only may be
+// forgotten: for each key, what was changed after the last instant that another disk has. (A late disk brings it back,
+// but as much may be admitted meanwhile.) The other hosts start first: one with an empty disk that is alone claims all
+// partitions, as new.
 func (r *stopper) miss() map[*host]bool {
 	w := r.world
 	missing := make(map[*host]bool)
@@ -272,9 +273,9 @@ type kept struct {
 	held  bool  // it is the holder's: a backup gets nothing of durability none
 }
 
-// TestOwnerKilledBefore kills the owner of a key of durability none alone, whose backup knows nothing of the key and claims its partition, and
-// perhaps all others soon after. Once the owner's disk is there, what was counted before is counted again, and what was reset stays reset
-// where the backup knew of it.
+// TestOwnerKilledBefore kills the owner of a key of durability none alone, whose backup knows nothing of the key and
+// claims its partition, and perhaps all others soon after. Once the owner's disk is there, what was counted before is
+// counted again, and what was reset stays reset where the backup knew of it.
 func TestOwnerKilledBefore(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		s := calm(1)

@@ -44,8 +44,9 @@ func strictWorld(t *testing.T, later int64) (l *lending, pol *policy, owner, bac
 	return nil, nil, nil, nil
 }
 
-// TestStrictLoans: what is on loan of a strict key is spent before another node may decide for it, whether the key's owner and copy are cut off
-// from the voters and go on lending, or are both killed; and Quotas, which last longer than a grant, are not lent at all.
+// TestStrictLoans: what is on loan of a strict key is spent before another node may decide for it, whether the key's
+// owner and copy are cut off from the voters and go on lending, or are both killed; and Quotas, which last longer than
+// a grant, are not lent at all.
 func TestStrictLoans(t *testing.T) {
 	faults := map[string]func(l *lending, owner, backup *host){
 		"cut": func(l *lending, owner, backup *host) {
@@ -100,7 +101,8 @@ func strictLoans(t *testing.T, quota bool, after int64, fault func(l *lending, o
 	}
 }
 
-// hoard borrows as much as it can get, and is not heard any more when the owner's lease is nearly over: it spends all it has at the last moment.
+// hoard borrows as much as it can get, and is not heard any more when the owner's lease is nearly over: it spends all
+// it has at the last moment.
 func (d *debtor) hoard(owner *host, pol *policy) {
 	of, part := d.loan(pol, &pol.keys[0]), pol.keys[0].Partition
 	if p := owner.proc; p != nil && p.data.parts[part].lease-owner.clock().Boot > 100*millisecond {

@@ -403,8 +403,8 @@ func (w *world) target(part int) *process {
 	return best
 }
 
-// whole says that no fault is going on, everything is where it should be, and more than one process runs, so that a crash now costs
-// what the policies say.
+// whole says that no fault is going on, everything is where it should be, and more than one process runs, so that a
+// crash now costs what the policies say.
 func (w *world) whole() bool {
 	return !w.disturbed && w.splits == len(w.history.Splits) && len(w.running()) > 1 && w.quiet()
 }

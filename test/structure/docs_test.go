@@ -54,8 +54,8 @@ func each(t *testing.T, match *regexp.Regexp, f func(name, text string)) {
 // named are the test functions that a text names.
 var named = regexp.MustCompile(`(-(?:run|skip|bench) '?)?\b((?:Test|Fuzz|Benchmark)[A-Z]\w*)(…)?`)
 
-// TestNamedTests: every test that the documents, or the steps of CI, name is there: what is promised with a test's name can be
-// looked up, and a test that is renamed is renamed there too.
+// TestNamedTests: every test that the documents, or the steps of CI, name is there: what is promised with a test's name
+// can be looked up, and a test that is renamed is renamed there too.
 func TestNamedTests(t *testing.T) {
 	functions, seen := functions(t), 0
 	each(t, regexp.MustCompile(`\.md$|/\.ci/run$|/Makefile$`), func(name, text string) {
@@ -72,8 +72,8 @@ func TestNamedTests(t *testing.T) {
 	expect.True(t, seen >= 50, "found %d names of tests in documents", seen)
 }
 
-// TestWhoCanDoWhat: every row of the table of that name in docs/security.md names a test, and there is a row for everyone whom it
-// is about.
+// TestWhoCanDoWhat: every row of the table of that name in docs/security.md names a test, and there is a row for
+// everyone whom it is about.
 func TestWhoCanDoWhat(t *testing.T) {
 	data := must.Value(os.ReadFile("../../docs/security.md"))(t)
 	_, section, _ := strings.Cut(string(data), "\n## Who can do what\n")

@@ -28,8 +28,9 @@ const (
 	maxBodyLines = 60  // of a function
 )
 
-// TestLedger holds the size of the project to ledger.txt: code lines of each package and of the tests, functions of more than 60
-// lines, words of Markdown. A number that rises fails; -update writes the numbers, and the commit says what the rise buys.
+// TestLedger holds the size of the project to ledger.txt: code lines of each package and of the tests, functions of
+// more than 60 lines, words of Markdown. A number that rises fails; -update writes the numbers, and the commit says
+// what the rise buys.
 func TestLedger(t *testing.T) {
 	counted := count(t)
 	if *update {
@@ -52,8 +53,8 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// count returns code lines by package ("product/PACKAGE", "tests/DIRECTORY"), body lines of long functions ("function/FILE NAME"),
-// and the words of all Markdown.
+// count returns code lines by package ("product/PACKAGE", "tests/DIRECTORY"), body lines of long functions
+// ("function/FILE NAME"), and the words of all Markdown.
 func count(t *testing.T) map[string]int {
 	t.Helper()
 	n := map[string]int{}

@@ -12,7 +12,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// maxArchitecture is how long ARCHITECTURE.md may be, in lines: it is one page. Reasoning belongs in a DESIGN.md beside its package.
+// maxArchitecture is how long ARCHITECTURE.md may be, in lines: it is one page. Reasoning belongs in a DESIGN.md beside
+// its package.
 const maxArchitecture = 150
 
 // TestArchitecture holds ARCHITECTURE.md to one page that names every package.

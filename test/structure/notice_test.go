@@ -13,8 +13,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestNotice: NOTICE lists the modules in the binary that are under the Mozilla Public License, whose recipients must be told
-// where the source is, and no others.
+// TestNotice: NOTICE lists the modules in the binary that are under the Mozilla Public License, whose recipients must
+// be told where the source is, and no others.
 func TestNotice(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}} {{.Version}} {{.Dir}}{{end}}", "./cmd/node")
 	cmd.Dir = "../.."

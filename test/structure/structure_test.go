@@ -26,8 +26,8 @@ const module = "github.com/weirlimit/weir/"
 // everything is what only the package that assembles a node may import.
 const everything = "*"
 
-// mayImport says which packages of ours a package may import outside its tests. One that is not listed here is new: give
-// it a line, with as little in it as will do.
+// mayImport says which packages of ours a package may import outside its tests. One that is not listed here is new:
+// give it a line, with as little in it as will do.
 var mayImport = map[string]string{
 	"algo":                            "",
 	"auth":                            "internal/netaddr internal/strictyaml limit limiter",
@@ -326,7 +326,8 @@ func TestHabits(t *testing.T) {
 // plainMessage is what a literal of a log message is like: some words of letters.
 var plainMessage = regexp.MustCompile(`^"[a-z][a-z0-9-]*( [a-z0-9-]+){0,6}"$`)
 
-// logged returns the message that a call of a logger's method logs, as it stands in the source; "…" when it is not a literal.
+// logged returns the message that a call of a logger's method logs, as it stands in the source; "…" when it is not a
+// literal.
 func logged(call *ast.CallExpr) (message string, ok bool) {
 	method, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok {
@@ -355,8 +356,8 @@ func logged(call *ast.CallExpr) (message string, ok bool) {
 	return "…", true
 }
 
-// A library knows settings by their names, which are flags in one program only: see cli.flagged. The tags of a node's configuration are
-// the help of that program's flags.
+// A library knows settings by their names, which are flags in one program only: see cli.flagged. The tags of a node's
+// configuration are the help of that program's flags.
 func TestLibrariesNameNoFlag(t *testing.T) {
 	flag := regexp.MustCompile(`(^|[\s("])--[a-z]`)
 	for _, p := range packages(t) {

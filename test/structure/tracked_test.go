@@ -12,7 +12,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// TestNoBinaries: nothing that was built is tracked. Whoever reviews a change cannot read it, and it is in every clone for good.
+// TestNoBinaries: nothing that was built is tracked. Whoever reviews a change cannot read it, and it is in every clone
+// for good.
 func TestNoBinaries(t *testing.T) {
 	const root = "../.."
 	out, err := exec.Command("git", "-C", root, "ls-files", "-z").Output()

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Buffer keeps what is written to it, such as a log, so that a test can read it at any time. It is not bounded. It is safe for concurrent use.
-// The zero value is empty.
+// Buffer keeps what is written to it, such as a log, so that a test can read it at any time. It is not bounded. It is
+// safe for concurrent use. The zero value is empty.
 type Buffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

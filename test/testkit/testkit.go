@@ -1,5 +1,5 @@
-// Package testkit has what tests of several packages share: waiting for a condition, checking that goroutines have ended, reading a log while
-// it is written. It is for tests only, and may change.
+// Package testkit has what tests of several packages share: waiting for a condition, checking that goroutines have
+// ended, reading a log while it is written. It is for tests only, and may change.
 package testkit
 
 import (
@@ -18,11 +18,12 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 )
 
-// Patience bounds how long a test waits for a condition, also on a busy machine. A test that passes does not wait so long.
+// Patience bounds how long a test waits for a condition, also on a busy machine. A test that passes does not wait so
+// long.
 const Patience = time.Minute
 
-// Parallel lets n tests that call t.Parallel run at a time, unless -parallel is given, and returns the number in force. It is for a TestMain
-// whose tests wait more than they compute: as many tests as processors would leave these idle.
+// Parallel lets n tests that call t.Parallel run at a time, unless -parallel is given, and returns the number in force.
+// It is for a TestMain whose tests wait more than they compute: as many tests as processors would leave these idle.
 func Parallel(n int) int {
 	flag.Parse()
 	flag.Visit(func(f *flag.Flag) {
@@ -46,14 +47,15 @@ func until(ok func() bool) bool {
 	return true
 }
 
-// Eventually waits until ok returns true, which other goroutines bring about. It ends the test if that takes longer than Patience.
+// Eventually waits until ok returns true, which other goroutines bring about. It ends the test if that takes longer
+// than Patience.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	must.True(t, until(ok), "waited in vain: %s", what)
 }
 
-// NoLeaks fails the test if goroutines whose stacks contain one of the texts outlive the cleanups that are registered after this call. So it
-// must be called first. Goroutines that run tests do not count.
+// NoLeaks fails the test if goroutines whose stacks contain one of the texts outlive the cleanups that are registered
+// after this call. So it must be called first. Goroutines that run tests do not count.
 func NoLeaks(t testing.TB, texts ...string) {
 	t.Helper()
 	left := func() (list []string) {

@@ -1,6 +1,6 @@
 // Command gubernatorclient asks an address with Gubernator's own Go client, for tests: each line of standard input is a
-// GetRateLimitsReq in JSON, and each line of standard output what came of it, a GetRateLimitsResp in JSON or {"failed": "…"}. First it
-// writes the answer of HealthCheck.
+// GetRateLimitsReq in JSON, and each line of standard output what came of it, a GetRateLimitsResp in JSON or {"failed":
+// "…"}. First it writes the answer of HealthCheck.
 package main
 
 import (

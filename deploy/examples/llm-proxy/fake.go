@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// fakeTransport is an upstream in this process: it answers max_tokens tokens (64 when that is missing), chunk at a time.
+// fakeTransport is an upstream in this process: it answers max_tokens tokens (64 when that is missing), chunk at a
+// time.
 type fakeTransport struct {
 	chunk int64         // tokens of one event
 	pause time.Duration // between events

@@ -1,6 +1,6 @@
-// Command llm-proxy stands in front of an OpenAI-compatible API and holds each caller to a budget of tokens that Weir keeps: it
-// reserves before a call begins, extends the reservation while the answer streams, cuts the stream off when the budget is used up,
-// and commits what was used.
+// Command llm-proxy stands in front of an OpenAI-compatible API and holds each caller to a budget of tokens that Weir
+// keeps: it reserves before a call begins, extends the reservation while the answer streams, cuts the stream off when
+// the budget is used up, and commits what was used.
 //
 // It is an example of how to use package client, not a product: it knows one path, and only streaming calls.
 package main

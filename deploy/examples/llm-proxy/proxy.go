@@ -53,7 +53,8 @@ type event struct {
 	} `json:"usage"`
 }
 
-// written is how many bytes of text a delta has, whatever they are part of: content, reasoning, a refusal, or the arguments of tools.
+// written is how many bytes of text a delta has, whatever they are part of: content, reasoning, a refusal, or the
+// arguments of tools.
 func written(delta any) (n int) {
 	switch v := delta.(type) {
 	case string:
@@ -213,8 +214,8 @@ func (c *call) relay(ctx context.Context, w http.ResponseWriter, r *http.Request
 	}
 }
 
-// within counts an event, and reports whether it is within what is reserved or can be reserved besides. What the upstream says of its use
-// counts in place of the proxy's own count.
+// within counts an event, and reports whether it is within what is reserved or can be reserved besides. What the
+// upstream says of its use counts in place of the proxy's own count.
 func (c *call) within(ctx context.Context, data []byte) bool {
 	var e event
 	if json.Unmarshal(data, &e) != nil {

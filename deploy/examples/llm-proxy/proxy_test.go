@@ -91,8 +91,8 @@ func ask(t *testing.T, server *httptest.Server, body string) (a answer) {
 	return a
 }
 
-// TestBudgetIsNotOverspent: 100 parallel calls, which want ten times the budget, get no more than it, and what is committed exceeds it by
-// one chunk for each call at most.
+// TestBudgetIsNotOverspent: 100 parallel calls, which want ten times the budget, get no more than it, and what is
+// committed exceeds it by one chunk for each call at most.
 func TestBudgetIsNotOverspent(t *testing.T) {
 	for _, step := range []int64{1, 7, 64} {
 		server, b := start(t, step)
@@ -127,7 +127,8 @@ func TestBudgetIsNotOverspent(t *testing.T) {
 		if cut.Load()+refused.Load() == 0 {
 			t.Errorf("step %d: nobody was held to the budget", step)
 		}
-		// Charge in units of one to see how much is in use beyond the budget: a limit raised by so much would admit one more.
+		// Charge in units of one to see how much is in use beyond the budget: a limit raised by so much would admit one
+		// more.
 		d, err := b.Charge(t.Context(), key(), 1)
 		if err != nil {
 			t.Fatal(err)

@@ -1,4 +1,5 @@
-// Package certstest makes certificates for tests: authorities, and certificates that they sign. They are for tests only.
+// Package certstest makes certificates for tests: authorities, and certificates that they sign. They are for tests
+// only.
 package certstest
 
 import (
@@ -92,8 +93,8 @@ func (a *Authority) Pool() *x509.CertPool {
 	return pool
 }
 
-// Write writes a certificate, its key and the authority's certificate into files of a directory, and returns their names: tls.crt, tls.key and
-// ca.crt. Each file is replaced as a whole.
+// Write writes a certificate, its key and the authority's certificate into files of a directory, and returns their
+// names: tls.crt, tls.key and ca.crt. Each file is replaced as a whole.
 func (a *Authority) Write(dir string, leaf Leaf) (cert, key, ca string) {
 	a.t.Helper()
 	certPEM, keyPEM := a.Issue(leaf)
