@@ -157,5 +157,6 @@ func (n *Node) Addresses() Addresses {
 	if r == nil {
 		return Addresses{}
 	}
-	return Addresses{Gossip: r.GossipAddr(), Peer: r.PeerAddr(), HTTP: r.HTTPAddr(), GRPC: r.GRPCAddr(), RESP: r.RESPAddr()}
+	return Addresses{Gossip: r.GossipAddr(), Peer: r.PeerAddr(), HTTP: r.HTTPAddr(), GRPC: r.GRPCAddr(),
+		RESP: r.RESPAddr()}
 }

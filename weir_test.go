@@ -121,7 +121,8 @@ func TestNodesShareNothing(t *testing.T) {
 	var books [2]testkit.Buffer
 	var nodes []*weir.Node
 	for i, r := range registries {
-		nodes = append(nodes, start(t, weir.Config{Name: "alone", Policies: []byte(tenAnHour), Registerer: r, Logger: books[i].Logger()}))
+		nodes = append(nodes, start(t,
+			weir.Config{Name: "alone", Policies: []byte(tenAnHour), Registerer: r, Logger: books[i].Logger()}))
 	}
 	await(t, nodes...)
 	for _, n := range nodes {
@@ -215,7 +216,8 @@ func TestStartErrors(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir")
 	busy := start(t, member("busy"))
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_call_errors_total"}, func() float64 { return 0 }))
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_call_errors_total"},
+		func() float64 { return 0 }))
 	registered := len(gathered(t, registry))
 	for _, c := range []struct {
 		want  string
@@ -228,7 +230,8 @@ func TestStartErrors(t *testing.T) {
 		{"PeerPort: ", func(c *weir.Config) { c.PeerPort = portOf(t, busy.Addresses().Peer) }},
 		{"GossipPort: ", func(c *weir.Config) { c.GossipPort = portOf(t, busy.Addresses().Gossip) }},
 		{"Bind: ", func(c *weir.Config) { c.Bind, c.Security.Insecure = "192.0.2.1", true }},
-		{"TLSCertFile, TLSKeyFile: ", func(c *weir.Config) { c.Security.TLSCertFile, c.Security.TLSKeyFile = "/none", "/none" }},
+		{"TLSCertFile, TLSKeyFile: ",
+			func(c *weir.Config) { c.Security.TLSCertFile, c.Security.TLSKeyFile = "/none", "/none" }},
 		{"DataDir: ", func(c *weir.Config) { c.DataDir = testkit.WriteFile(t, "file", "") }},
 		{"AccessFile: open /none/http-port: ", func(c *weir.Config) { c.Security.AccessFile = "/none/http-port" }},
 		{"GossipKeyFile: ", func(c *weir.Config) { c.Security.GossipKeyFile = "/none" }},
@@ -279,18 +282,28 @@ func portOf(t *testing.T, addr string) (port int) {
 // name.
 func TestValidate(t *testing.T) {
 	cases := map[string][]func(*weir.Config){
-		"Name":              {func(c *weir.Config) { c.Name = "" }, func(c *weir.Config) { c.Name = "a b" }},
-		"Bind":              {func(c *weir.Config) { c.Bind = "localhost" }, func(c *weir.Config) { c.Bind = "0.0.0.0"; c.HTTPPort = 80 }},
-		"Advertise":         {func(c *weir.Config) { c.Advertise = "host:80" }, func(c *weir.Config) { c.Advertise = "0.0.0.0" }},
-		"GossipPort":        {func(c *weir.Config) { c.GossipPort = -2 }, func(c *weir.Config) { c.GossipPort = 65536 }},
-		"PeerPort":          {func(c *weir.Config) { c.PeerPort = -2 }, func(c *weir.Config) { c.GossipPort = weir.AnyPort }},
-		"HTTPPort":          {func(c *weir.Config) { c.HTTPPort = math.MinInt }},
-		"GRPCPort":          {func(c *weir.Config) { c.GRPCPort = math.MaxInt }},
-		"RESPPort":          {func(c *weir.Config) { c.RESPPort = 65536 }},
-		"Join":              {func(c *weir.Config) { c.Join = []string{"host:1"} }, func(c *weir.Config) { cluster(c); c.Join = []string{"host"} }},
-		"Voters":            {func(c *weir.Config) { c.Voters = []string{"a", "b"} }, func(c *weir.Config) { cluster(c); c.Voters = []string{"a", "a", "b"} }, func(c *weir.Config) { c.Voters = []string{"a", "b", "c"} }},
-		"MaxMembers":        {func(c *weir.Config) { c.MaxMembers = -1 }, func(c *weir.Config) { c.MaxMembers = 10_001 }},
-		"Policies":          {func(c *weir.Config) { c.Policies = []byte("policies: [{name: a}]") }, func(c *weir.Config) { c.Policies, c.PolicyFile = []byte(tenAnHour), "f" }, func(c *weir.Config) { c.Policies = []byte(strict) }},
+		"Name": {func(c *weir.Config) { c.Name = "" }, func(c *weir.Config) { c.Name = "a b" }},
+		"Bind": {func(c *weir.Config) { c.Bind = "localhost" },
+			func(c *weir.Config) { c.Bind = "0.0.0.0"; c.HTTPPort = 80 }},
+		"Advertise": {func(c *weir.Config) { c.Advertise = "host:80" },
+			func(c *weir.Config) { c.Advertise = "0.0.0.0" }},
+		"GossipPort": {func(c *weir.Config) { c.GossipPort = -2 },
+			func(c *weir.Config) { c.GossipPort = 65536 }},
+		"PeerPort": {func(c *weir.Config) { c.PeerPort = -2 },
+			func(c *weir.Config) { c.GossipPort = weir.AnyPort }},
+		"HTTPPort": {func(c *weir.Config) { c.HTTPPort = math.MinInt }},
+		"GRPCPort": {func(c *weir.Config) { c.GRPCPort = math.MaxInt }},
+		"RESPPort": {func(c *weir.Config) { c.RESPPort = 65536 }},
+		"Join": {func(c *weir.Config) { c.Join = []string{"host:1"} },
+			func(c *weir.Config) { cluster(c); c.Join = []string{"host"} }},
+		"Voters": {func(c *weir.Config) { c.Voters = []string{"a", "b"} },
+			func(c *weir.Config) { cluster(c); c.Voters = []string{"a", "a", "b"} },
+			func(c *weir.Config) { c.Voters = []string{"a", "b", "c"} }},
+		"MaxMembers": {func(c *weir.Config) { c.MaxMembers = -1 },
+			func(c *weir.Config) { c.MaxMembers = 10_001 }},
+		"Policies": {func(c *weir.Config) { c.Policies = []byte("policies: [{name: a}]") },
+			func(c *weir.Config) { c.Policies, c.PolicyFile = []byte(tenAnHour), "f" },
+			func(c *weir.Config) { c.Policies = []byte(strict) }},
 		"InlineMaxWindow":   {func(c *weir.Config) { c.InlineMaxWindow = -time.Second }},
 		"Timeout":           {func(c *weir.Config) { c.Timeout = -1 }, func(c *weir.Config) { c.Timeout = time.Hour }},
 		"Grace":             {func(c *weir.Config) { c.Grace = -1 }},
@@ -308,8 +321,9 @@ func TestValidate(t *testing.T) {
 		"AccessFile":        nil, // those without a mistake that can be told without looking
 		"GossipKeyFile":     nil,
 		"ClusterSecretFile": nil,
-		"Insecure":          nil, "PolicyFile": nil, "DataDir": nil, "NoInline": nil, "NoConsole": nil, "Logger": nil, "Registerer": nil,
-		"Security": nil, // its fields are listed
+		"Insecure":          nil, "PolicyFile": nil, "DataDir": nil, "NoInline": nil, "NoConsole": nil, "Logger": nil,
+		"Registerer": nil,
+		"Security":   nil, // its fields are listed
 	}
 	for field, spoils := range cases {
 		for i, spoil := range spoils {

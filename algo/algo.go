@@ -35,7 +35,8 @@ const (
 )
 
 var algorithmNames = [...]string{
-	FixedWindow: "fixed_window", SlidingWindow: "sliding_window", SlidingCounter: "sliding_counter", SlidingLog: "sliding_log",
+	FixedWindow: "fixed_window", SlidingWindow: "sliding_window", SlidingCounter: "sliding_counter",
+	SlidingLog:  "sliding_log",
 	TokenBucket: "token_bucket", LeakyBucket: "leaky_bucket", Concurrency: "concurrency",
 }
 
@@ -73,7 +74,8 @@ const (
 	Epoch  Period = 7
 )
 
-var periodNames = [...]string{Minute: "minute", Hour: "hour", Day: "day", Week: "week", Month: "month", Year: "year", Epoch: "epoch"}
+var periodNames = [...]string{Minute: "minute", Hour: "hour", Day: "day", Week: "week", Month: "month", Year: "year",
+	Epoch: "epoch"}
 
 // String returns the name used in policies, such as "month".
 func (p Period) String() string {

@@ -20,21 +20,25 @@ func mustZone(t testing.TB, name string) *time.Location {
 func shapes(t testing.TB) []Limit {
 	berlin := mustZone(t, "Europe/Berlin")
 	var shapes []Limit
-	windows := []time.Duration{MinWindow, 1_000_003, time.Second, 7 * time.Second / 3, time.Minute, time.Hour, 24 * time.Hour, MaxWindow}
+	windows := []time.Duration{MinWindow, 1_000_003, time.Second, 7 * time.Second / 3, time.Minute, time.Hour,
+		24 * time.Hour, MaxWindow}
 	limits := []int64{1, 2, 3, 5, 10, 100, 1000, 1 << 40, MaxLimit}
 	for i, w := range windows {
 		for _, n := range limits {
 			for _, denied := range []bool{false, true} {
 				shapes = append(shapes,
 					Limit{Algorithm: FixedWindow, Limit: n, Window: w, CountDenied: denied},
-					Limit{Algorithm: SlidingWindow, Limit: n, Window: w, CountDenied: denied, Slots: []int32{0, 1, 2, 7, 100, 3, 0, 64}[i]},
+					Limit{Algorithm: SlidingWindow, Limit: n, Window: w, CountDenied: denied,
+						Slots: []int32{0, 1, 2, 7, 100, 3, 0, 64}[i]},
 					Limit{Algorithm: SlidingCounter, Limit: n, Window: w, CountDenied: denied},
 					Limit{Algorithm: SlidingLog, Limit: n, Window: w, CountDenied: denied, MaxLog: MaxLimit})
 			}
 			for _, carry := range []bool{false, true} {
-				shapes = append(shapes, Limit{Algorithm: FixedWindow, Limit: n, Window: w, CarryDebt: carry, MaxDebt: n/2 + 1})
+				shapes = append(shapes, Limit{Algorithm: FixedWindow, Limit: n, Window: w, CarryDebt: carry,
+					MaxDebt: n/2 + 1})
 				if w%time.Second == 0 {
-					shapes = append(shapes, Limit{Algorithm: FixedWindow, Limit: n, Window: w, Period: Epoch, CarryDebt: carry})
+					shapes = append(shapes, Limit{Algorithm: FixedWindow, Limit: n, Window: w, Period: Epoch,
+						CarryDebt: carry})
 				}
 			}
 			shapes = append(shapes, Limit{Algorithm: SlidingWindow, Limit: n, Window: w, MaxDebt: 3},
@@ -55,7 +59,8 @@ func shapes(t testing.TB) []Limit {
 				Limit{Algorithm: FixedWindow, Limit: n, Period: p, Zone: berlin, CountDenied: true})
 			if p > Hour {
 				shapes = append(shapes, Limit{Algorithm: FixedWindow, Limit: n, Period: p, CarryDebt: true},
-					Limit{Algorithm: FixedWindow, Limit: n, Period: p, Zone: berlin, CarryDebt: true, MaxDebt: min(5*n/2+1, MaxLimit)})
+					Limit{Algorithm: FixedWindow, Limit: n, Period: p, Zone: berlin, CarryDebt: true,
+						MaxDebt: min(5*n/2+1, MaxLimit)})
 			}
 		}
 	}
@@ -309,10 +314,13 @@ func TestValidate(t *testing.T) {
 		{Limits{{Algorithm: TokenBucket, Limit: Unlimited, Window: time.Hour}}, ""},
 		{Limits{{Algorithm: FixedWindow, Limit: Unlimited, Period: Month, Zone: time.UTC}}, ""},
 		{Limits{{Algorithm: FixedWindow, Limit: 5, Period: Month, Zone: time.UTC, CountDenied: true}}, ""},
-		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour}, {Algorithm: SlidingLog, Limit: 1}}, "limits[1].window"},
-		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour}, {Algorithm: Concurrency, Limit: 1, Window: time.Hour}}, "limits[1].algorithm"},
+		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour}, {Algorithm: SlidingLog, Limit: 1}},
+			"limits[1].window"},
+		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour},
+			{Algorithm: Concurrency, Limit: 1, Window: time.Hour}}, "limits[1].algorithm"},
 		{Limits{{Algorithm: Concurrency, Limit: 1, Window: time.Hour}}, ""},
-		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch, Window: 5 * time.Minute, CarryDebt: true, MaxDebt: 1}}, ""},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch, Window: 5 * time.Minute, CarryDebt: true,
+			MaxDebt: 1}}, ""},
 		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch}}, "window"},
 		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch, Window: 1500 * time.Millisecond}}, "window"},
 		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch, Window: time.Second, Zone: time.UTC}}, "time_zone"},
@@ -353,8 +361,10 @@ func TestValidateMessages(t *testing.T) {
 		{window(366*day + time.Second), "window: must be between 1ms and 366d; it is 366d1s"},
 		{window(366*day + 10*time.Minute), "window: must be between 1ms and 366d; it is 366d10m"},
 		{window(366*day + 20*time.Hour), "window: must be between 1ms and 366d; it is 366d20h"},
-		{Limit{Algorithm: TokenBucket, Limit: Unlimited, Window: time.Second, Capacity: 3}, "capacity: is for a limit, and this one is unlimited"},
-		{Limit{Algorithm: TokenBucket, Limit: 1, Window: MaxWindow, Capacity: 101}, "capacity: takes more than 36600 days to fill at this rate"},
+		{Limit{Algorithm: TokenBucket, Limit: Unlimited, Window: time.Second, Capacity: 3},
+			"capacity: is for a limit, and this one is unlimited"},
+		{Limit{Algorithm: TokenBucket, Limit: 1, Window: MaxWindow, Capacity: 101},
+			"capacity: takes more than 36600 days to fill at this rate"},
 	} {
 		err := tt.limit.Validate()
 		expect.True(t, err != nil && err.Error() == tt.want, "%+v:\n got %v\nwant %s", tt.limit, err, tt.want)

@@ -130,7 +130,8 @@ func TestNoMemoryChargesNothing(t *testing.T) {
 	for _, ls := range []Limits{
 		{log(1000, sec)},
 		{{Algorithm: Concurrency, Limit: 1000, Window: sec}},
-		{{Algorithm: FixedWindow, Limit: 1000, Window: sec}, log(1000, sec), {Algorithm: TokenBucket, Limit: 1000, Window: sec}},
+		{{Algorithm: FixedWindow, Limit: 1000, Window: sec}, log(1000, sec),
+			{Algorithm: TokenBucket, Limit: 1000, Window: sec}},
 		{log(2, sec), log(Unlimited, 0), log(1000, time.Minute), {Algorithm: SlidingWindow, Limit: 1000, Window: sec}},
 	} {
 		for before := range 60 {
@@ -211,7 +212,8 @@ func TestNoMemoryDenied(t *testing.T) {
 // TestNoMemoryConvert: nothing happens to the old state.
 func TestNoMemoryConvert(t *testing.T) {
 	from := Limits{{Algorithm: FixedWindow, Limit: 10, Window: sec}, {Algorithm: SlidingLog, Limit: 10, Window: sec}}
-	to := Limits{{Algorithm: SlidingLog, Limit: 10, Window: time.Hour}, {Algorithm: SlidingLog, Limit: 9, Window: time.Minute}}
+	to := Limits{{Algorithm: SlidingLog, Limit: 10, Window: time.Hour},
+		{Algorithm: SlidingLog, Limit: 9, Window: time.Minute}}
 	a := NewArena(&testBudget{2 * PageBytes})
 	s, u := make(State, from.Words()), make(State, to.Words())
 	from.Init(s, Instant{})

@@ -16,8 +16,9 @@ func TestBucketAlone(t *testing.T) {
 	pick := func(choices ...int64) int64 { return choices[random.IntN(len(choices))] }
 	var allowed, refused, never int
 	for range 3000 {
-		l := Limit{Algorithm: TokenBucket + Algorithm(random.IntN(2)), Limit: pick(1, 3, 7, 1000, 1_000_003, MaxLimit), Window: time.Duration(pick(
-			int64(MinWindow), int64(time.Second), int64(time.Second)+1, int64(time.Hour), int64(MaxWindow)))}
+		l := Limit{Algorithm: TokenBucket + Algorithm(random.IntN(2)), Limit: pick(1, 3, 7, 1000, 1_000_003, MaxLimit),
+			Window: time.Duration(pick(
+				int64(MinWindow), int64(time.Second), int64(time.Second)+1, int64(time.Hour), int64(MaxWindow)))}
 		l.Capacity = pick(0, 0, 1, 10, l.Limit, MaxLimit)
 		if l.Validate() != nil {
 			continue
@@ -34,8 +35,10 @@ func TestBucketAlone(t *testing.T) {
 			}
 		}
 		for range 40 {
-			now.Mono += pick(-5, 0, 0, 1, random.Int64N(int64(l.Window)), random.Int64N(int64(l.Window)/min(l.Limit, int64(l.Window))+1))
-			r := Request{Cost: pick(-1, 0, 1, 1, 2, l.holds()/2+1, l.holds(), l.holds()+1, MaxLimit, MaxLimit+1), Partial: random.IntN(3) == 0}
+			now.Mono += pick(-5, 0, 0, 1, random.Int64N(int64(l.Window)),
+				random.Int64N(int64(l.Window)/min(l.Limit, int64(l.Window))+1))
+			r := Request{Cost: pick(-1, 0, 1, 1, 2, l.holds()/2+1, l.holds(), l.holds()+1, MaxLimit, MaxLimit+1),
+				Partial: random.IntN(3) == 0}
 			var want Decision
 			must.NoError(t, ls.DecideTo(nil, general, now, &r, make([]Decision, 1), &want))
 			got, err := ls.Decide(nil, alone, now, r, nil)

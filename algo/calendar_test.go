@@ -69,14 +69,16 @@ func TestCalendar(t *testing.T) {
 		}
 		start, end := calendar(tt.period, mustZone(t, tt.zone), 1, parse(tt.at))
 		expect.True(t, start == parse(tt.start) && end == parse(tt.end),
-			"%s %v at %s: %v to %v, want %s to %s", tt.zone, tt.period, tt.at, time.Unix(start, 0).UTC().Format(time.RFC3339), time.Unix(end, 0).UTC().Format(time.RFC3339), tt.start, tt.end)
+			"%s %v at %s: %v to %v, want %s to %s", tt.zone, tt.period, tt.at, time.Unix(start,
+				0).UTC().Format(time.RFC3339), time.Unix(end, 0).UTC().Format(time.RFC3339), tt.start, tt.end)
 	}
 }
 
 // TestCalendarTiles asserts that the windows of a zone follow each other without gap or overlap, whatever its clocks
 // do.
 func TestCalendarTiles(t *testing.T) {
-	for _, name := range []string{"UTC", "Europe/Berlin", "America/Havana", "America/Sao_Paulo", "America/St_Johns", "Pacific/Apia",
+	for _, name := range []string{"UTC", "Europe/Berlin", "America/Havana", "America/Sao_Paulo", "America/St_Johns",
+		"Pacific/Apia",
 		"Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca", "Antarctica/Troll", "America/Scoresbysund"} {
 		zone := mustZone(t, name)
 		periods := []Period{Minute, Hour, Day, Week, Month, Year, Month, Month, Month, Month}
@@ -216,7 +218,8 @@ func TestCalendarNumbers(t *testing.T) {
 				if anchor != 0 && p != Month {
 					continue
 				}
-				l := Limit{Algorithm: FixedWindow, Limit: 1, Period: p, Zone: mustZone(t, name), Anchor: anchor, CarryDebt: true}
+				l := Limit{Algorithm: FixedWindow, Limit: 1, Period: p, Zone: mustZone(t, name), Anchor: anchor,
+					CarryDebt: true}
 				sec := r.Int64N(4_000_000_000) - 1_000_000_000
 				start, end := l.windowOf(sec)
 				must.Equal(t, l.windowAfter(sec, 0), start, "%+v: the window of %d begins at", l, sec)

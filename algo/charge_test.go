@@ -32,7 +32,8 @@ func TestFill(t *testing.T) {
 			}
 		}
 		r.clone(t, now)
-		if err := ls.Fill(r.a, r.s, now); err != nil || l.Algorithm != Concurrency && ls.Used(r.a, r.s, now, 0) != ls[0].holds() {
+		if err := ls.Fill(r.a, r.s, now); err != nil ||
+			l.Algorithm != Concurrency && ls.Used(r.a, r.s, now, 0) != ls[0].holds() {
 			t.Fatalf("%+v: filled twice, %d used, %v", ls[0], ls.Used(r.a, r.s, now, 0), err)
 		}
 		must.True(t, l.Period != 0 || ls.Idle(r.a, r.s, later(now, max(ls.Horizon(), 0))),
@@ -191,6 +192,7 @@ func TestHorizon(t *testing.T) {
 	} {
 		expect.Equal(t, (Limits{tt.limit}).Horizon(), tt.want, "%+v", tt.limit)
 	}
-	ls := Limits{{Algorithm: FixedWindow, Limit: 5, Window: time.Minute}, {Algorithm: FixedWindow, Limit: 5, Period: Day}, {Algorithm: FixedWindow, Limit: Unlimited}}
+	ls := Limits{{Algorithm: FixedWindow, Limit: 5, Window: time.Minute},
+		{Algorithm: FixedWindow, Limit: 5, Period: Day}, {Algorithm: FixedWindow, Limit: Unlimited}}
 	expect.Equal(t, ls.Horizon(), 2*day, "of several")
 }

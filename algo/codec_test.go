@@ -15,7 +15,8 @@ import (
 func TestLimitsRoundTrip(t *testing.T) {
 	all := append(shapes(t),
 		Limit{Algorithm: FixedWindow, Limit: 5, Period: Week, Zone: time.UTC},
-		Limit{Algorithm: FixedWindow, Limit: Unlimited, Period: Month, Zone: mustZone(t, "America/Argentina/ComodRivadavia")},
+		Limit{Algorithm: FixedWindow, Limit: Unlimited, Period: Month,
+			Zone: mustZone(t, "America/Argentina/ComodRivadavia")},
 		Limit{Algorithm: Concurrency, Limit: MaxLimit, Window: MaxWindow})
 	src := seeded(1, 0)
 	for i, l := range all {
@@ -56,8 +57,10 @@ func TestParseLimitsErrors(t *testing.T) {
 		{"none", []byte{limitsVersion, 0}, "limits"},
 		{"an unknown flag", with(4, 4), ""},
 		{"an unknown algorithm", with(2, 8), "limits[0].algorithm"},
-		{"impossible limits", AppendLimits(nil, Limits{good, {Algorithm: FixedWindow, Limit: 5, Window: 1}}), "limits[1].window"},
-		{"an impossible limit", AppendLimits(nil, Limits{{Algorithm: FixedWindow, Limit: 0, Window: time.Minute}}), "limit"},
+		{"impossible limits", AppendLimits(nil, Limits{good, {Algorithm: FixedWindow, Limit: 5, Window: 1}}),
+			"limits[1].window"},
+		{"an impossible limit", AppendLimits(nil, Limits{{Algorithm: FixedWindow, Limit: 0, Window: time.Minute}}),
+			"limit"},
 	} {
 		ls, _, err := ParseLimits(tt.data, zoneOf)
 		var f *FieldError
@@ -79,7 +82,8 @@ func zoneOf(name string) *time.Location {
 func TestParseLimitsZones(t *testing.T) {
 	for _, name := range []string{"Europe/Atlantis", "a name that nobody knows, " + strings.Repeat("A", 300)} {
 		var asked []string
-		data := AppendLimits(nil, Limits{{Algorithm: FixedWindow, Limit: 5, Period: Day, Zone: time.FixedZone(name, 3600)}})
+		data := AppendLimits(nil,
+			Limits{{Algorithm: FixedWindow, Limit: 5, Period: Day, Zone: time.FixedZone(name, 3600)}})
 		ls, _, err := ParseLimits(data, func(name string) *time.Location {
 			asked = append(asked, name)
 			return nil

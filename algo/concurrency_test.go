@@ -189,7 +189,8 @@ func TestLeasesAgainstOracle(t *testing.T) {
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			src := seeded(seed, 400)
-			playLeases(t, src, Limit{Algorithm: Concurrency, Limit: 1 + src.n(40), Window: time.Duration(src.n(1000)+1) * time.Millisecond}, 3)
+			playLeases(t, src, Limit{Algorithm: Concurrency, Limit: 1 + src.n(40),
+				Window: time.Duration(src.n(1000)+1) * time.Millisecond}, 3)
 		})
 	}
 	for seed := range uint64(3) { // large tables
@@ -205,7 +206,8 @@ func TestManyLeases(t *testing.T) {
 	ls.Init(s, Instant{})
 	var ids []uint64
 	acquire := func(at int) {
-		d, err := ls.Decide(a, s, Instant{Mono: int64(at)}, Request{Cost: 1, Nonce: uint64(at) * 0x9e3779b97f4a7c15}, nil)
+		d, err := ls.Decide(a, s, Instant{Mono: int64(at)}, Request{Cost: 1, Nonce: uint64(at) * 0x9e3779b97f4a7c15},
+			nil)
 		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 		ids = append(ids, d.Lease)
 	}

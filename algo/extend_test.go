@@ -129,18 +129,21 @@ func TestReplicaLate(t *testing.T) {
 					tick = max(tick, 1<<l.tickShift())
 				}
 			}
-			a, d, b, c := original.clone(t, sent), original.clone(t, sent), copied.clone(t, there(at)), copied.clone(t, there(at))
+			a, d, b, c := original.clone(t, sent), original.clone(t, sent), copied.clone(t, there(at)),
+				copied.clone(t, there(at))
 			for range 8 {
 				late := later(at, time.Duration(longest)+tick)
 				early := later(at, tick)
 				x, y, z := a.ask(t, at, 0), b.ask(t, there(at), 0), c.ask(t, there(late), 0)
 				w := d.ask(t, early, 0)
 				for i := range ls {
-					if x[i].Remaining != Unlimited && (y[i].Remaining > w[i].Remaining || y[i].RetryAfter < w[i].RetryAfter) {
+					if x[i].Remaining != Unlimited &&
+						(y[i].Remaining > w[i].Remaining || y[i].RetryAfter < w[i].RetryAfter) {
 						t.Fatalf("round %d: %+v at %+v:\noriginal %+v\n    copy %+v", round, ls[i], at, w[i], y[i])
 					}
 					if ls[i].Period == 0 && z[i].Remaining < x[i].Remaining {
-						t.Fatalf("round %d: %+v at %+v, and at the copy %v later:\noriginal %+v\n    copy %+v", round, ls[i], at,
+						t.Fatalf("round %d: %+v at %+v, and at the copy %v later:\noriginal %+v\n    copy %+v", round,
+							ls[i], at,
 							time.Duration(late.Mono-at.Mono), x[i], z[i])
 					}
 				}
@@ -208,17 +211,20 @@ func TestMark(t *testing.T) {
 		{"a peek", Limits{log}, func(r *replica) { r.ask(t, now, 0) }, 0},
 		{"a refusal", Limits{log}, func(r *replica) { r.ask(t, now, 1001) }, 0},
 		{"an admission", Limits{log, bucket, other}, func(r *replica) { r.ask(t, now, 3) }, extensionVersion},
-		{"a charge", Limits{log, other}, func(r *replica) { must.NoError(t, r.ls.Charge(r.a, r.s, now, 3)) }, extensionVersion},
+		{"a charge", Limits{log, other}, func(r *replica) { must.NoError(t, r.ls.Charge(r.a, r.s, now, 3)) },
+			extensionVersion},
 		{"a refund", Limits{log}, func(r *replica) { r.ls.Refund(r.a, r.s, now, 3) }, 0},
 		{"expiry", Limits{log}, func(r *replica) { now = later(now, 50*time.Second) }, 0},
 		{"a refusal that counts", Limits{denied, bucket}, func(r *replica) { r.ask(t, now, 950) }, extensionVersion},
-		{"a refusal that counts twice", Limits{denied, other}, func(r *replica) { r.ask(t, now, 950) }, snapshotVersion},
+		{"a refusal that counts twice", Limits{denied, other}, func(r *replica) { r.ask(t, now, 950) },
+			snapshotVersion},
 		{"all of it since", Limits{log}, func(r *replica) {
 			r.ls.Refund(r.a, r.s, now, 1000)
 			r.ask(t, now, 7)
 		}, extensionVersion},
 		{"filling", Limits{log}, func(r *replica) { must.NoError(t, r.ls.Fill(r.a, r.s, now)) }, snapshotVersion},
-		{"more than a position holds", Limits{log}, func(r *replica) { must.NoError(t, r.ls.Charge(r.a, r.s, now, 1<<40)) }, snapshotVersion},
+		{"more than a position holds", Limits{log},
+			func(r *replica) { must.NoError(t, r.ls.Charge(r.a, r.s, now, 1<<40)) }, snapshotVersion},
 		{"much, several times", Limits{log}, func(r *replica) {
 			for range 5 {
 				must.NoError(t, r.ls.Charge(r.a, r.s, now, 1<<32-1))
@@ -253,7 +259,8 @@ func TestMark(t *testing.T) {
 			r.extend(t, now, r.ls.AppendSince(nil, r.a, r.s, now, r.ls.Mark(r.s)))
 		}, snapshotVersion},
 		{"no log", Limits{bucket}, func(*replica) {}, snapshotVersion},
-		{"an unlimited log", Limits{{Algorithm: SlidingLog, Limit: Unlimited}, bucket}, func(*replica) {}, snapshotVersion},
+		{"an unlimited log", Limits{{Algorithm: SlidingLog, Limit: Unlimited}, bucket}, func(*replica) {},
+			snapshotVersion},
 	} {
 		r := newReplica(tt.ls, now)
 		for range 100 {
@@ -390,7 +397,8 @@ func TestExtendLongLog(t *testing.T) {
 // TestExtendAfterUnequalCharges: a charge regardless of room that only the first of two logs can count reaches the
 // copy.
 func TestExtendAfterUnequalCharges(t *testing.T) {
-	ls := Limits{{Algorithm: SlidingLog, Limit: 10, Window: time.Second}, {Algorithm: SlidingLog, Limit: 1, Window: time.Second}}
+	ls := Limits{{Algorithm: SlidingLog, Limit: 10, Window: time.Second},
+		{Algorithm: SlidingLog, Limit: 1, Window: time.Second}}
 	a := NewArena(nil)
 	s, copied := make(State, ls.Words()), make(State, ls.Words())
 	ls.Init(s, Instant{})

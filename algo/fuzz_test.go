@@ -22,7 +22,8 @@ func fuzzLimits(t testing.TB, pick byte) Limits {
 		{{Algorithm: TokenBucket, Limit: 7, Window: time.Second}},
 		{{Algorithm: LeakyBucket, Limit: 10, Capacity: 99, Window: time.Second}},
 		{{Algorithm: Concurrency, Limit: 10, Window: time.Second}},
-		{{Algorithm: SlidingLog, Limit: 3, Window: time.Second}, {Algorithm: TokenBucket, Limit: 10, Window: time.Minute}, {Algorithm: FixedWindow, Limit: 100, Period: Day}},
+		{{Algorithm: SlidingLog, Limit: 3, Window: time.Second}, {Algorithm: TokenBucket, Limit: 10,
+			Window: time.Minute}, {Algorithm: FixedWindow, Limit: 100, Period: Day}},
 		{{Algorithm: SlidingLog, Limit: Unlimited}, {Algorithm: SlidingLog, Limit: 100, Window: 90 * time.Second}},
 	}
 	return all[int(pick)%len(all)]
@@ -36,7 +37,8 @@ func FuzzRestore(f *testing.F) {
 		ls.Init(s, Instant{Wall: 1e18})
 		f.Add(pick, ls.Append(nil, a, s, Instant{Wall: 1e18}))
 		for i, cost := range []int64{1, 1, 2, 5, 1} {
-			_, err := ls.Decide(a, s, Instant{Mono: int64(i) * 1e7, Wall: 1e18}, Request{Cost: cost, Nonce: uint64(i) * 0x123456789abcd}, nil)
+			_, err := ls.Decide(a, s, Instant{Mono: int64(i) * 1e7, Wall: 1e18},
+				Request{Cost: cost, Nonce: uint64(i) * 0x123456789abcd}, nil)
 			must.NoError(f, err)
 		}
 		data := ls.Append(nil, a, s, Instant{Mono: 5e7, Wall: 1e18})
@@ -52,7 +54,8 @@ func FuzzRestore(f *testing.F) {
 	}
 	f.Add(byte(9), lease)
 	// A log of one run of all there can be.
-	f.Add(byte(6), binary.AppendUvarint([]byte{snapshotVersion, byte(SlidingLog), 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10, 0, 0, 1}, uint64(MaxLimit)))
+	f.Add(byte(6), binary.AppendUvarint([]byte{snapshotVersion, byte(SlidingLog), 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
+		0x80, 0x10, 0, 0, 1}, uint64(MaxLimit)))
 
 	f.Fuzz(func(t *testing.T, pick byte, data []byte) {
 		ls := fuzzLimits(t, pick)

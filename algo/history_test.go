@@ -379,7 +379,8 @@ func (p *player) charge(n int64) {
 			most = math.MaxUint32
 		}
 		most = min(most, countable(p.limits[i]))
-		if b, ok := o.(*bucketOracle); ok && !b.holds(now, n) || p.limits[i].Limit != Unlimited && o.used(now)+n > most {
+		if b, ok := o.(*bucketOracle); ok && !b.holds(now, n) ||
+			p.limits[i].Limit != Unlimited && o.used(now)+n > most {
 			n = 0
 		}
 	}
@@ -408,7 +409,8 @@ func (p *player) always(cost int64) {
 		if l.Algorithm == SlidingWindow && (slidingWindow{}).narrow(l) {
 			most = math.MaxUint32
 		}
-		if b, ok := o.(*bucketOracle); cost > 0 && (ok && !b.holds(now, cost) || l.Limit != Unlimited && o.used(now)+cost > most) {
+		if b, ok := o.(*bucketOracle); cost > 0 &&
+			(ok && !b.holds(now, cost) || l.Limit != Unlimited && o.used(now)+cost > most) {
 			cost = 0
 		}
 	}
@@ -611,7 +613,8 @@ func (p *player) change() {
 		}
 	case 1:
 		if l.Window != 0 && l.Period == 0 {
-			l.Window = max(MinWindow, min(MaxWindow, l.Window/time.Duration(1+p.src.n(20))*time.Duration(1+p.src.n(20))))
+			l.Window = max(MinWindow,
+				min(MaxWindow, l.Window/time.Duration(1+p.src.n(20))*time.Duration(1+p.src.n(20))))
 		}
 	case 2:
 		if l.Algorithm == SlidingWindow {

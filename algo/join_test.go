@@ -34,7 +34,8 @@ func joinLimits() []Limits {
 	for _, l := range single {
 		all = append(all, Limits{l})
 	}
-	return append(all, Limits(single[:4]), Limits{single[5], single[0], single[8], single[11]}, Limits{single[7], single[10], single[2]})
+	return append(all, Limits(single[:4]), Limits{single[5], single[0], single[8], single[11]},
+		Limits{single[7], single[10], single[2]})
 }
 
 // sides returns states in one Arena that began as copies of one state and then went ways of their own. With apart their
@@ -115,7 +116,8 @@ func TestJoinLattice(t *testing.T) {
 			xy := joined(t, ls, a, now, x, y)
 			same("idempotent", joined(t, ls, a, now, xy, y, x), xy)
 			same("commutative", xy, joined(t, ls, a, now, y, x))
-			if apart && slices.ContainsFunc(ls, func(l Limit) bool { return l.Algorithm == SlidingLog || l.Algorithm == SlidingWindow }) {
+			if apart && slices.ContainsFunc(ls,
+				func(l Limit) bool { return l.Algorithm == SlidingLog || l.Algorithm == SlidingWindow }) {
 				continue // each join may round once more
 			}
 			same("associative", joined(t, ls, a, now, xy, z), joined(t, ls, a, now, x, joined(t, ls, a, now, y, z)))
@@ -132,7 +134,8 @@ func TestJoinBounds(t *testing.T) {
 			apart := seed%2 == 1
 			a, s, now := sides(t, rng, ls, 2, apart)
 			u := joined(t, ls, a, now, s...)
-			for at := now; at.Mono < now.Mono+3*int64(time.Minute); at = later(at, time.Duration(1+rng.Int64N(int64(2*time.Second)))) {
+			for at := now; at.Mono < now.Mono+3*int64(time.Minute); at = later(at,
+				time.Duration(1+rng.Int64N(int64(2*time.Second)))) {
 				for k := range ls {
 					used := func(s State, at Instant) int64 { return usedLater(t, ls, a, s, now, at, k) }
 					x, y, got := used(s[0], at), used(s[1], at), used(u, at)
@@ -156,7 +159,8 @@ func TestJoinBounds(t *testing.T) {
 						}
 					}
 					must.True(t, got >= max(x, y) && got <= most,
-						"%d, seed %d: limit %d: %v after the join of %d and %d it holds %d, want at most %d", i, seed, k, time.Duration(at.Mono-now.Mono), x, y, got, most)
+						"%d, seed %d: limit %d: %v after the join of %d and %d it holds %d, want at most %d", i, seed,
+						k, time.Duration(at.Mono-now.Mono), x, y, got, most)
 				}
 			}
 		}
@@ -174,7 +178,8 @@ func usedLater(t *testing.T, ls Limits, a *Arena, s State, now, at Instant, k in
 
 // TestJoinWindows: of windows the later start, and the larger count.
 func TestJoinWindows(t *testing.T) {
-	for _, l := range []Limit{{Algorithm: FixedWindow, Limit: 9, Window: time.Second}, {Algorithm: SlidingCounter, Limit: 9, Window: time.Second}} {
+	for _, l := range []Limit{{Algorithm: FixedWindow, Limit: 9, Window: time.Second},
+		{Algorithm: SlidingCounter, Limit: 9, Window: time.Second}} {
 		ls := Limits{l}
 		a := NewArena(nil)
 		charged := func(at, units int64) State {
@@ -251,7 +256,8 @@ func TestJoinCalendar(t *testing.T) {
 		carry bool
 		want  int64
 	}{{day, day + 5, 10, false, 4}, {day, 2 * day, 10, false, 4}, {2 * day, day, 10, false, 3},
-		{day, day + 5, 2, true, 4}, {day, 2 * day, 1, true, 4}, {2 * day, day, 1, true, 3}, {2 * day, day, 3, true, 3}, {3 * day, day, 2, true, 3}, {day, 4 * day, 2, true, 4}} {
+		{day, day + 5, 2, true, 4}, {day, 2 * day, 1, true, 4}, {2 * day, day, 1, true, 3}, {2 * day, day, 3, true, 3},
+		{3 * day, day, 2, true, 3}, {day, 4 * day, 2, true, 4}} {
 		ls := Limits{{Algorithm: FixedWindow, Limit: tt.limit, Period: Day, CarryDebt: tt.carry}}
 		r := newReplica(ls, Instant{Wall: tt.s})
 		u := make(State, ls.Words())
@@ -341,7 +347,8 @@ func TestJoinLeases(t *testing.T) {
 				switch k := r.IntN(20); {
 				case k < 10:
 					n, ttl := 1+r.Int64N(3), 1+r.Int64N(int64(l.Window))
-					got := must.Value(ls.Decide(a, d.s, now, Request{Cost: n, Nonce: r.Uint64(), TTL: time.Duration(ttl)}, nil))(t)
+					got := must.Value(ls.Decide(a, d.s, now,
+						Request{Cost: n, Nonce: r.Uint64(), TTL: time.Duration(ttl)}, nil))(t)
 					d.live[got.Lease] = event{now.Mono + ttl, n}
 				case k == 10:
 					must.NoError(t, ls.Charge(a, d.s, now, 2))

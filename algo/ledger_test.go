@@ -117,12 +117,13 @@ var ledgers = []ledger{
 		{at: 110*sec - 1, cost: 1, retry: 1},
 		{at: 110 * sec, cost: 100, granted: 100},
 	}},
-	{"slots, refusals counted", Limit{Algorithm: SlidingWindow, Limit: 2, Window: time.Minute, Slots: 6, CountDenied: true}, []entry{
-		{at: 5 * sec, cost: 2, granted: 2},
-		{at: 65 * sec, cost: 1, retry: 5 * sec}, // keeps one of 5 and this
-		{at: 69 * sec, cost: 1, retry: 61 * sec},
-		{at: 130 * sec, cost: 2, granted: 2},
-	}},
+	{"slots, refusals counted",
+		Limit{Algorithm: SlidingWindow, Limit: 2, Window: time.Minute, Slots: 6, CountDenied: true}, []entry{
+			{at: 5 * sec, cost: 2, granted: 2},
+			{at: 65 * sec, cost: 1, retry: 5 * sec}, // keeps one of 5 and this
+			{at: 69 * sec, cost: 1, retry: 61 * sec},
+			{at: 130 * sec, cost: 2, granted: 2},
+		}},
 	{"counter", Limit{Algorithm: SlidingCounter, Limit: 100, Window: time.Minute}, []entry{
 		{at: 30 * sec, cost: 88, granted: 88},
 		{at: 60 * sec, cost: 12, granted: 12},
@@ -188,7 +189,8 @@ func TestLedgers(t *testing.T) {
 			ls.Init(s, Instant{})
 			for i, e := range l.entries {
 				for range max(e.times, 1) {
-					d := must.Value(ls.Decide(a, s, Instant{int64(e.at), int64(e.at)}, Request{Cost: e.cost, Partial: e.partial}, nil))(t)
+					d := must.Value(ls.Decide(a, s, Instant{int64(e.at), int64(e.at)},
+						Request{Cost: e.cost, Partial: e.partial}, nil))(t)
 					granted := d.Granted
 					if e.cost == 0 && d.Allowed {
 						granted = 1
@@ -269,7 +271,8 @@ func TestConvertHeirs(t *testing.T) {
 		{"one more behind", Limits{log(50, sec)}, Limits{log(50, sec), log(50, time.Hour)}, []int64{3, 0}},
 		{"one less", Limits{log(50, sec), log(50, time.Hour)}, Limits{log(50, time.Hour)}, []int64{4}},
 		{"twins", Limits{log(50, sec), log(40, sec)}, Limits{log(7, time.Hour), log(40, sec)}, []int64{3, 4}},
-		{"another algorithm", Limits{log(50, sec)}, Limits{{Algorithm: TokenBucket, Limit: 50, Window: sec}}, []int64{3}},
+		{"another algorithm", Limits{log(50, sec)}, Limits{{Algorithm: TokenBucket, Limit: 50, Window: sec}},
+			[]int64{3}},
 		{"another window", Limits{log(50, sec)}, Limits{log(2, time.Hour)}, []int64{3}},
 		{"to the calendar", Limits{fixed(50, time.Hour)}, Limits{day}, []int64{3}},
 		{"to unlimited", Limits{log(50, sec)}, Limits{log(Unlimited, sec)}, []int64{0}},

@@ -196,7 +196,8 @@ func (l Limit) Validate() error {
 	}
 	switch {
 	case l.Algorithm == SlidingLog && l.Limit > longest:
-		return invalid("limit", "of a %v must be at most %d unless max_log is raised; it is %d", SlidingLog, longest, l.Limit)
+		return invalid("limit", "of a %v must be at most %d unless max_log is raised; it is %d", SlidingLog, longest,
+			l.Limit)
 	case l.isBucket() && mul(l.Limit, int64(MaxFill)).less(mul(l.holds(), int64(l.Window))):
 		return invalid("capacity", "takes more than %d days to fill at this rate", MaxFill/(24*time.Hour))
 	}
@@ -227,7 +228,8 @@ func (l *Limit) validWindow() error {
 	case l.Anchor < 0 || l.Anchor > maxAnchor:
 		return invalid("anchor", "must be a day of the month, 1 to %d; it is %d", maxAnchor, l.Anchor)
 	case !l.aligned() && (l.Window != 0 || l.Limit != Unlimited) && (l.Window < MinWindow || l.Window > MaxWindow):
-		return invalid("window", "must be between %v and %v; it is %v", days(MinWindow), days(MaxWindow), days(l.Window))
+		return invalid("window", "must be between %v and %v; it is %v", days(MinWindow), days(MaxWindow),
+			days(l.Window))
 	}
 	return nil
 }
@@ -251,8 +253,9 @@ func (l *Limit) validParameters() error {
 		{"slots", int64(l.Slots), MaxSlots, l.Algorithm == SlidingWindow, "is for sliding_window only, not for %v"},
 		{"capacity", l.Capacity, MaxLimit, l.isBucket(), "is for token_bucket and leaky_bucket only, not for %v"},
 		{"count_denied", flag(l.CountDenied), 1, l.Algorithm <= SlidingLog, "is not for %v"},
-		{"carry_debt", flag(l.CarryDebt), 1, window, "is for fixed_window only, and not for minutes and hours of the calendar, " +
-			"which clock changes make longer and shorter: give a window of 1m or 1h"},
+		{"carry_debt", flag(l.CarryDebt), 1, window,
+			"is for fixed_window only, and not for minutes and hours of the calendar, " +
+				"which clock changes make longer and shorter: give a window of 1m or 1h"},
 		{"max_debt", l.MaxDebt, MaxLimit, l.Algorithm != Concurrency, "is not for %v"},
 		{"max_log", l.MaxLog, MaxLimit, l.Algorithm == SlidingLog, "is for sliding_log only, not for %v"},
 	} {
@@ -498,7 +501,8 @@ func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) err
 		old, c := ls[i].counter(), to[j].counter()
 		u := words(ls, s, i)
 		old.advance(&ls[i], a, u, now)
-		if moved[j] = sameKind(&ls[i], &to[j]); moved[j] || ls[i].Algorithm == Concurrency || to[j].Algorithm == Concurrency {
+		if moved[j] = sameKind(&ls[i], &to[j]); moved[j] || ls[i].Algorithm == Concurrency ||
+			to[j].Algorithm == Concurrency {
 			continue
 		}
 		carried[j] = min(old.used(&ls[i], a, u, now), MaxLimit)
@@ -527,7 +531,8 @@ func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) err
 // sameKind reports whether two limits that both count do it in the same way, so that what one has counted means the
 // same to the other.
 func sameKind(l, m *Limit) bool {
-	return l.Algorithm == m.Algorithm && l.Period == m.Period && l.anchor() == m.anchor() && l.zone().String() == m.zone().String()
+	return l.Algorithm == m.Algorithm && l.Period == m.Period && l.anchor() == m.anchor() &&
+		l.zone().String() == m.zone().String()
 }
 
 // heirs says for each limit of to which one of ls it takes over from, -1 for none: the one at its place if that is of

@@ -74,7 +74,8 @@ func (t Totals) valid() bool {
 
 // unite keeps the most of both.
 func (t Totals) unite(v Totals) Totals {
-	return Totals{max(t.Granted, v.Granted), max(t.Spent, v.Spent), max(t.Returned, v.Returned), max(t.Checks, v.Checks)}
+	return Totals{max(t.Granted, v.Granted), max(t.Spent, v.Spent), max(t.Returned, v.Returned),
+		max(t.Checks, v.Checks)}
 }
 
 // Loan is a loan as the owner knows it.
@@ -164,7 +165,8 @@ func (u *Loans) Fits(caller string) bool {
 func (u *Loans) Most() []Loan {
 	list := slices.DeleteFunc(slices.Clone(u.list), func(l Loan) bool { return l.Ended || l.Left() == 0 })
 	slices.SortFunc(list, func(l, m Loan) int {
-		return cmp.Or(cmp.Compare(m.Left(), l.Left()), cmp.Compare(l.ID.Borrower, m.ID.Borrower), cmp.Compare(l.ID.Number, m.ID.Number))
+		return cmp.Or(cmp.Compare(m.Left(), l.Left()), cmp.Compare(l.ID.Borrower, m.ID.Borrower),
+			cmp.Compare(l.ID.Number, m.ID.Number))
 	})
 	return list
 }
@@ -306,7 +308,8 @@ func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok b
 // borrow could make a key owe any number of units.
 //
 // The only error is ErrNoMemory, and nothing has happened then.
-func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64, keep bool) (l Loan, n int64, err error) {
+func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64,
+	keep bool) (l Loan, n int64, err error) {
 	if !t.valid() {
 		return Loan{ID: id}, 0, nil
 	}
@@ -525,7 +528,8 @@ func (u *Loans) Append(dst []byte, now Instant) []byte {
 			ended = 1
 		}
 		dst = appendWord(appendWord(dst, l.ID.Borrower), l.ID.Number)
-		for _, n := range [...]int64{l.Granted, l.Spent, l.Returned, l.Checks, max(l.Until-now.Mono, 0), ended, l.Rate, l.Wants, l.Kept} {
+		for _, n := range [...]int64{l.Granted, l.Spent, l.Returned, l.Checks, max(l.Until-now.Mono, 0), ended, l.Rate,
+			l.Wants, l.Kept} {
 			dst = appendUint(dst, n)
 		}
 	}

@@ -405,7 +405,8 @@ func TestLoans(t *testing.T) {
 			must.NoError(t, ls.Lendable())
 			var loaned, refusals, recalls, ends int
 			for seed := range uint64(6) {
-				l := &lending{t: t, ls: ls, a: NewArena(nil), s: make(State, ls.Words()), now: 1e9, r: rand.New(rand.NewPCG(seed, 5)), windows: map[int64]bool{}}
+				l := &lending{t: t, ls: ls, a: NewArena(nil), s: make(State, ls.Words()), now: 1e9,
+					r: rand.New(rand.NewPCG(seed, 5)), windows: map[int64]bool{}}
 				ls.Init(l.s, l.instant())
 				for i := range 4 {
 					l.who = append(l.who, &borrowing{boot: l.r.Uint64(), rate: 1 + float64(i-2)/1000})
@@ -471,7 +472,8 @@ func TestLoanEnds(t *testing.T) {
 	u.Unite(&other)
 	for id, want := range map[uint64]time.Duration{first: 600 * time.Millisecond, second: 700 * time.Millisecond} {
 		if loan, _ := u.Get(LoanID{id, 1}); loan.Until-owned(LoanTerm) != int64(want) {
-			t.Errorf("loan %d of both sides ends a term after %v, want %v", id, time.Duration(loan.Until-owned(LoanTerm)), want)
+			t.Errorf("loan %d of both sides ends a term after %v, want %v", id,
+				time.Duration(loan.Until-owned(LoanTerm)), want)
 		}
 	}
 }

@@ -62,7 +62,8 @@ func TestLogMemory(t *testing.T) {
 		}
 		heap := heapInUse() - before - own
 		each := float64(heap) / float64(units)
-		t.Logf("%d keys of %d: %.3f bytes an admission in the heap, %.3f in the Arena; %d in all", tt.keys, tt.limit, each, float64(a.Bytes())/float64(units), units)
+		t.Logf("%d keys of %d: %.3f bytes an admission in the heap, %.3f in the Arena; %d in all", tt.keys, tt.limit,
+			each, float64(a.Bytes())/float64(units), units)
 		expect.True(t, each <= tt.most,
 			"%d keys of %d: %.3f bytes an admission, want at most %.1f", tt.keys, tt.limit, each, tt.most)
 		expect.True(t, float64(units) >= 0.95*float64(tt.limit*tt.keys), "the logs are not full: %d", units)

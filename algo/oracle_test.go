@@ -539,7 +539,8 @@ func (o *bucketOracle) become(now Instant, l Limit) {
 // holds reports whether a bucket can owe n more.
 func (o *bucketOracle) holds(now Instant, n int64) bool {
 	d := new(big.Rat).Add(o.deficit(now), new(big.Rat).SetInt64(n))
-	return d.Mul(d, new(big.Rat).SetFrac64(int64(o.l.Window), o.l.Limit)).Cmp(new(big.Rat).SetInt64(int64(MaxFill))) <= 0
+	return d.Mul(d, new(big.Rat).SetFrac64(int64(o.l.Window),
+		o.l.Limit)).Cmp(new(big.Rat).SetInt64(int64(MaxFill))) <= 0
 }
 
 // delay of a leaky queue: until what is ahead is gone.

@@ -226,7 +226,8 @@ func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, 
 		const seconds = hour / int64(time.Second)
 		// The units that its rate makes in a second; but renewals take half of its part at most, and of the capacity
 		// each borrower can have two loans at a time.
-		want = max(min(max(demand/seconds, leastQuota), part/(2*hour/int64(quotaRenewal)), lend/(2*(others.borrowers+1))), 1)
+		want = max(min(max(demand/seconds, leastQuota), part/(2*hour/int64(quotaRenewal)),
+			lend/(2*(others.borrowers+1))), 1)
 		l.Rate = max(min(demand, part-want*(hour/int64(quotaRenewal))), 0)
 	} else {
 		want = min(l.Wants, others.fair(min(lend, room), l.Wants))

@@ -21,7 +21,8 @@ func TestQuotaRate(t *testing.T) {
 	}
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 3))
-		ls := Limits{{Algorithm: TokenBucket, Limit: 5 + r.Int64N(50), Window: time.Second, Capacity: 20 + r.Int64N(100)}}
+		ls := Limits{{Algorithm: TokenBucket, Limit: 5 + r.Int64N(50), Window: time.Second,
+			Capacity: 20 + r.Int64N(100)}}
 		rate, capacity := float64(ls[0].Limit), float64(ls[0].Capacity)
 		a := NewArena(nil)
 		s := make(State, ls.Words())
@@ -53,7 +54,8 @@ func TestQuotaRate(t *testing.T) {
 			case 0:
 				number++
 				term := time.Duration(r.Int64N(int64(20 * time.Second)))
-				l := ls.LendQuota(a, s, instant(), &u, LoanID{uint64(i + 1), number}, Quota{Demand: r.Int64N(3600 * 40), Term: term, Share: r.Int64N(101)})
+				l := ls.LendQuota(a, s, instant(), &u, LoanID{uint64(i + 1), number},
+					Quota{Demand: r.Int64N(3600 * 40), Term: term, Share: r.Int64N(101)})
 				if l.Granted > 0 {
 					planes[i] = plane{loan: l, until: now + int64(term), level: float64(l.Granted), at: now}
 				}
@@ -67,7 +69,8 @@ func TestQuotaRate(t *testing.T) {
 				}
 			case 2, 3, 4, 5: // others
 				for range r.IntN(30) {
-					d := must.Value(ls.Decide(a, s, instant(), Request{Cost: 1, OnLoan: u.OnLoan(), OnLoanFor: u.OnLoanFor(instant())}, nil))(t)
+					d := must.Value(ls.Decide(a, s, instant(),
+						Request{Cost: 1, OnLoan: u.OnLoan(), OnLoanFor: u.OnLoanFor(instant())}, nil))(t)
 					if d.Allowed {
 						direct++
 						admit()
@@ -98,7 +101,8 @@ func TestQuotaShares(t *testing.T) {
 	ls.Init(s, now)
 	var u Loans
 	lend := func(borrower, number uint64, demand int64) Loan {
-		return ls.LendQuota(a, s, now, &u, LoanID{borrower, number}, Quota{Demand: demand, Ahead: time.Hour, Share: 80, Term: time.Minute})
+		return ls.LendQuota(a, s, now, &u, LoanID{borrower, number},
+			Quota{Demand: demand, Ahead: time.Hour, Share: 80, Term: time.Minute})
 	}
 	if l := lend(1, 1, 600); l.Granted != 600 || u.OnLoan() != 600 {
 		t.Fatalf("%+v, %d on loan", l, u.OnLoan())

@@ -31,7 +31,8 @@ func (ls Limits) Returns(a *Arena, s State, now Instant, i, most int) (list []Re
 				more = min(2*more, holds-n)
 			}
 			if n+more < holds {
-				more += int64(sort.Search(int(min(more, holds-n-more)), func(k int) bool { return l.wait(c, a, t, now, n+more+int64(k)+1) > after }))
+				more += int64(sort.Search(int(min(more, holds-n-more)),
+					func(k int) bool { return l.wait(c, a, t, now, n+more+int64(k)+1) > after }))
 			}
 			list = append(list, Return{more, after})
 			n += more

@@ -66,7 +66,8 @@ func TestReturns(t *testing.T) {
 }
 
 func TestReturnsOfOthers(t *testing.T) {
-	ls := Limits{{Algorithm: FixedWindow, Limit: 3, Window: time.Second}, {Algorithm: SlidingLog, Limit: 5, Window: time.Minute}}
+	ls := Limits{{Algorithm: FixedWindow, Limit: 3, Window: time.Second},
+		{Algorithm: SlidingLog, Limit: 5, Window: time.Minute}}
 	a, s, now := NewArena(nil), make(State, ls.Words()), Instant{Mono: 1e9}
 	ls.Init(s, now)
 	must.Value(ls.Decide(a, s, now, Request{Cost: 2}, nil))(t)

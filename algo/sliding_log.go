@@ -72,7 +72,8 @@ const (
 	logNewest = iota // the newest instant
 	logUnits
 	logChain // the Refs of the oldest and the newest segment, 32 bits each
-	logPlace // the words of all segments, and the cell of the oldest segment where the oldest entry begins, 32 bits each
+	// the words of all segments, and the cell of the oldest segment where the oldest entry begins, 32 bits each
+	logPlace
 	logWords
 )
 

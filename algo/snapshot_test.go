@@ -33,10 +33,12 @@ func TestSnapshotErrors(t *testing.T) {
 		{"cut off", limit(FixedWindow), uints(in(FixedWindow), 5), ErrSnapshot},
 		{"a count beyond all limits", limit(FixedWindow), uints(in(FixedWindow), 5, 1<<53+1), ErrSnapshot},
 		{"an age beyond all windows", limit(FixedWindow), uints(in(FixedWindow), 1<<62, 1), ErrSnapshot},
-		{"a number without end", limit(FixedWindow), append(in(FixedWindow), 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1), ErrSnapshot},
+		{"a number without end", limit(FixedWindow),
+			append(in(FixedWindow), 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1), ErrSnapshot},
 		{"too many slots", limit(SlidingWindow), uints(in(SlidingWindow), 5, 11), ErrSnapshot},
 		{"a slot too full", limit(SlidingWindow), uints(in(SlidingWindow), 5, 0, 1<<32), ErrSnapshot},
-		{"slots too full", Limit{Algorithm: SlidingWindow, Limit: MaxLimit, Window: time.Minute}, uints(in(SlidingWindow), 5, 1, 1<<53, 1), ErrSnapshot},
+		{"slots too full", Limit{Algorithm: SlidingWindow, Limit: MaxLimit, Window: time.Minute},
+			uints(in(SlidingWindow), 5, 1, 1<<53, 1), ErrSnapshot},
 		{"a remainder that is a nanosecond", limit(TokenBucket), uints(in(TokenBucket), 5, 10), ErrSnapshot},
 		{"an empty log", limit(SlidingLog), uints(in(SlidingLog), 0, 0, 0), ErrSnapshot},
 		{"more entries than units", limit(SlidingLog), uints(in(SlidingLog), 2, 0, 0, 1, 3), ErrSnapshot},
@@ -49,13 +51,15 @@ func TestSnapshotErrors(t *testing.T) {
 		{"a lease of nothing", limit(Concurrency), uints(in(Concurrency), 1, 5, 0, 1, 5, 0), ErrSnapshot},
 		{"fewer leases than said", limit(Concurrency), uints(in(Concurrency), 2, 5, 0, 1, 5, 1), ErrSnapshot},
 		{"a moved lease without a home", limit(Concurrency), uints(in(Concurrency), 1, 5, 1), ErrSnapshot},
-		{"a home that is no slot", limit(Concurrency), uints(in(Concurrency), 1, 5, 1, MaxLeases, 1, 5, 1), ErrSnapshot},
+		{"a home that is no slot", limit(Concurrency), uints(in(Concurrency), 1, 5, 1, MaxLeases, 1, 5, 1),
+			ErrSnapshot},
 		{"a slot that is none", limit(Concurrency), uints(in(Concurrency), 1, 5, 2*MaxLeases, 1, 5, 1), ErrSnapshot},
 		{"a nameless lease that moved", limit(Concurrency), uints(in(Concurrency), 1, 5, 1, 3, 0, 5, 1), ErrSnapshot},
 		{"a nameless lease", limit(Concurrency), uints(in(Concurrency), 1, 5, 0, 0, 5, 1), nil},
 		{"a moved lease", limit(Concurrency), uints(in(Concurrency), 1, 5, 1, 3, 1, 5, 1), nil},
 		{"two leases in a slot", limit(Concurrency), uints(in(Concurrency), 2, 5, 0, 1, 5, 1, 0, 2, 5, 1), ErrSnapshot},
-		{"leases beyond all limits", limit(Concurrency), uints(in(Concurrency), 2, 5, 0, 1, 5, 1<<53, 2, 2, 5, 1), ErrSnapshot},
+		{"leases beyond all limits", limit(Concurrency), uints(in(Concurrency), 2, 5, 0, 1, 5, 1<<53, 2, 2, 5, 1),
+			ErrSnapshot},
 		{"a lease", limit(Concurrency), uints(in(Concurrency), 1, 5, 0, 1, 5, 1), nil},
 		{"a lease far up", limit(Concurrency), uints(in(Concurrency), 1, 5, 2*(MaxLeases-1), 1, 5, 1), ErrNoMemory},
 		{"an entry", limit(SlidingLog), uints(in(SlidingLog), 1, 0, 0, 0), nil},
@@ -90,7 +94,8 @@ func TestSnapshotLate(t *testing.T) {
 
 // TestTick: the window, and a tick more, are fewer than 1<<31 ticks, and no shorter tick would do.
 func TestTick(t *testing.T) {
-	for _, w := range []time.Duration{MinWindow, time.Second, 1<<31 - 2, 1<<31 - 1, 1 << 31, 1<<32 - 2, 1<<32 - 1, 1 << 32, time.Minute, time.Hour, MaxWindow} {
+	for _, w := range []time.Duration{MinWindow, time.Second, 1<<31 - 2, 1<<31 - 1, 1 << 31, 1<<32 - 2, 1<<32 - 1,
+		1 << 32, time.Minute, time.Hour, MaxWindow} {
 		l := Limit{Algorithm: SlidingLog, Limit: 1, Window: w}
 		k := l.tickShift()
 		fits := func(k int) bool { return uint64(w)+1<<k <= 1<<(tickBits+k) }

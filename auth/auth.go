@@ -66,11 +66,13 @@ func methodRoles() map[string]Role {
 		"grpc.health.v1.Health": {"Check": RoleOpen, "List": RoleOpen, "Watch": RoleOpen},
 		"weir.v1.Limiter": {
 			"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck,
-			"Release": RoleCheck, "Reserve": RoleCheck, "ReserveAll": RoleCheck, "Extend": RoleCheck, "ExtendEach": RoleCheck,
-			"Commit": RoleCheck, "CommitEach": RoleCheck, "Cancel": RoleCheck,
+			"Release": RoleCheck, "Reserve": RoleCheck, "ReserveAll": RoleCheck, "Extend": RoleCheck,
+			"ExtendEach": RoleCheck,
+			"Commit":     RoleCheck, "CommitEach": RoleCheck, "Cancel": RoleCheck,
 			"Charge": RoleCharge, "Refund": RoleRefund, "Reset": RoleRefund, "Status": RoleRead, "TopKeys": RoleKeys,
 		},
-		"weir.v1.Overrides":                        {"ListOverrides": RoleOverrides, "SetOverride": RoleOverrides, "DeleteOverride": RoleOverrides},
+		"weir.v1.Overrides": {"ListOverrides": RoleOverrides, "SetOverride": RoleOverrides,
+			"DeleteOverride": RoleOverrides},
 		"weir.v1.Admin":                            {"GossipKeys": RoleAdmin},
 		"grpc.reflection.v1.ServerReflection":      {"ServerReflectionInfo": RoleRead},
 		"grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": RoleRead},
@@ -159,7 +161,8 @@ func (a *Authorizer) authenticate(e *Credentials, list *Callers) (caller *Caller
 		case caller == nil:
 			return nil, expires, unauthenticated(BadToken, "authorization: unknown token")
 		case a.over(expires):
-			return nil, expires, unauthenticated(ExpiredToken, "authorization: the token of "+caller.Name+" has expired")
+			return nil, expires, unauthenticated(ExpiredToken,
+				"authorization: the token of "+caller.Name+" has expired")
 		}
 		return caller, expires, nil
 	case e.certified():
@@ -169,7 +172,8 @@ func (a *Authorizer) authenticate(e *Credentials, list *Callers) (caller *Caller
 		}
 		return caller, expires, nil
 	}
-	return nil, expires, unauthenticated(NoCredentials, "authenticate with a token (Bearer TOKEN) or a client certificate")
+	return nil, expires, unauthenticated(NoCredentials,
+		"authenticate with a token (Bearer TOKEN) or a client certificate")
 }
 
 // over says whether a token has expired.
@@ -180,7 +184,8 @@ func (a *Authorizer) over(expires time.Time) bool {
 // Authorize authenticates a request or stream by its credentials and demands a role. listener is the listener's name
 // for metrics and logs. It does not need the request's body. The request must be served in the context that it returns,
 // because Service finds the caller there.
-func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role, e Credentials) (context.Context, *Denial) {
+func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role,
+	e Credentials) (context.Context, *Denial) {
 	return a.authorize(&session{Context: ctx, listener: listener, credentials: e}, role)
 }
 
@@ -262,7 +267,8 @@ func (a *Authorizer) demand(caller *Caller, list *Callers, role Role, e *Credent
 	case !caller.Has(role):
 		return forbidden(WrongRole, caller.Name+" does not have the role "+role.String())
 	case list == nil && role&(RoleAdmin|RoleOverrides) != 0 && !e.certified() && !e.local():
-		return forbidden(WrongPlace, "without an access file, the role "+role.String()+" is for this host, and for certificates")
+		return forbidden(WrongPlace,
+			"without an access file, the role "+role.String()+" is for this host, and for certificates")
 	}
 	return nil
 }
@@ -379,7 +385,8 @@ func statusOf(d *Denial) error {
 }
 
 // Stream is the interceptor of streams: it authorizes the stream, and each message that is sent on it.
-func (a *Authorizer) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+func (a *Authorizer) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+	handle grpc.StreamHandler) error {
 	ctx, err := a.GRPC(stream.Context(), info.FullMethod)
 	if err != nil {
 		return err

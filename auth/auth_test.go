@@ -102,7 +102,8 @@ func TestHTTP(t *testing.T) {
 		{"no admin", nil, []string{"Bearer " + support}, RoleAdmin, WrongRole, true},
 		{"a certificate", ofShop, nil, RoleCheck, "", false},
 		{"a certificate, another role", ofShop, nil, RoleRefund, WrongRole, true},
-		{"a certificate of nobody", certificate(&x509.Certificate{Subject: pkix.Name{CommonName: "shop.test"}}), nil, RoleCheck, UnknownIdentity, true},
+		{"a certificate of nobody", certificate(&x509.Certificate{Subject: pkix.Name{CommonName: "shop.test"}}), nil,
+			RoleCheck, UnknownIdentity, true},
 		{"the token counts before the certificate", ofShop, []string{"Bearer " + support}, RoleCheck, WrongRole, true},
 		{"also when it is bad", ofShop, []string{"Bearer x"}, RoleCheck, BadToken, false},
 	} {
@@ -113,7 +114,8 @@ func TestHTTP(t *testing.T) {
 		expect.True(t, (denial == nil) == (c.want == "") &&
 			(denial == nil || denial.Reason == c.want && denial.Authenticated == c.known && ctx == nil),
 			"%s: %+v, want %s", c.name, denial, c.want)
-		if told := strings.Join(w.told, ";"); (c.want == "") != (told == "") || !strings.HasPrefix(told+" ", strings.TrimSpace("http "+c.want)+" ") && c.want != "" || strings.Contains(told, "weir_") {
+		if told := strings.Join(w.told, ";"); (c.want == "") != (told == "") || !strings.HasPrefix(told+" ",
+			strings.TrimSpace("http "+c.want)+" ") && c.want != "" || strings.Contains(told, "weir_") {
 			t.Errorf("%s: told %q", c.name, told)
 		}
 	}
@@ -196,7 +198,8 @@ func TestBatch(t *testing.T) {
 	sent := func(namespace, key string) limit.Check {
 		return limit.Check{Target: limit.Target{Limit: &algo.Limit{}, Namespace: namespace, Key: key}, Cost: 1}
 	}
-	results, err := svc.Check(ctx, []limit.Check{of("payout", "a"), of("login", "b"), sent("shop", "c"), sent("", "d"), of("login", "e")})
+	results, err := svc.Check(ctx,
+		[]limit.Check{of("payout", "a"), of("login", "b"), sent("shop", "c"), sent("", "d"), of("login", "e")})
 	_, asked := last(next)
 	must.True(t, err == nil && asked == "login/b shop/c login/e ", "%v %v", asked, err)
 	for i, field := range []string{"policy", "", "", "namespace", ""} {
@@ -207,7 +210,8 @@ func TestBatch(t *testing.T) {
 		"http wrong_policy shop may not use the policy \"payout\""), "told %q", w.told)
 	results, err = svc.Check(ctx, []limit.Check{of("payout", "a")})
 	_, asked = last(next)
-	expect.True(t, err == nil && isDenied(results[0].Err, "policy") && asked == "", "%v, %v, asked %v", results, err, asked)
+	expect.True(t, err == nil && isDenied(results[0].Err, "policy") && asked == "", "%v, %v, asked %v", results, err,
+		asked)
 	_, err = svc.CheckAll(ctx, []limit.Check{of("login", "a"), of("payout", "b")})
 	expect.True(t, isDenied(err, "checks[1].policy") && len(next.Calls()) == 2, "%v, asked %v", err, next.Calls())
 	// What is neither here nor there is for the service to refuse.
@@ -272,8 +276,11 @@ func TestOperations(t *testing.T) {
 		"refund": {RoleRefund, func(ctx context.Context, to limit.Target) error { return second(svc.Refund(ctx, to, 1, "")) }},
 		"reset":  {RoleRefund, func(ctx context.Context, to limit.Target) error { return svc.Reset(ctx, to) }},
 	}
-	w.list = parse(t, fmt.Sprintf("  - {name: meter, tokens: [%s], roles: [charge], policies: [login], namespaces: [shop]}\n", Hash("weir_meter")))
-	checker, supporter, meter := w.come(t, shop, RoleCheck), w.come(t, support, RoleRefund), w.come(t, "weir_meter", RoleCharge)
+	w.list = parse(t, fmt.Sprintf(
+		"  - {name: meter, tokens: [%s], roles: [charge], policies: [login], namespaces: [shop]}\n",
+		Hash("weir_meter")))
+	checker, supporter, meter := w.come(t, shop, RoleCheck), w.come(t, support, RoleRefund),
+		w.come(t, "weir_meter", RoleCharge)
 	for name, op := range operations {
 		mine, other := checker, supporter
 		switch op.role {
@@ -288,7 +295,8 @@ func TestOperations(t *testing.T) {
 		expect.True(t, isDenied(err, ""), "%s in another role: %v", name, err)
 		if op.role != RoleRefund {
 			of := ""
-			if list := map[string]string{"reserve all": "reserves", "extend each": "extends", "commit each": "commits"}[name]; list != "" {
+			if list := map[string]string{"reserve all": "reserves", "extend each": "extends",
+				"commit each": "commits"}[name]; list != "" {
 				of = list + "[0]."
 			}
 			err := op.do(mine, limit.Target{Policy: "payout", Key: "a"})
@@ -334,7 +342,9 @@ func TestExpiredToken(t *testing.T) {
 			w.told = append(w.told, listener+" "+reason+" "+what)
 		},
 	})
-	w.list = parse(t, fmt.Sprintf("  - {name: brief, tokens: [{hash: %s, expires: 2027-01-31}], roles: [check, read], policies: [login]}\n", Hash("weir_brief")))
+	w.list = parse(t, fmt.Sprintf(
+		"  - {name: brief, tokens: [{hash: %s, expires: 2027-01-31}], roles: [check, read], policies: [login]}\n",
+		Hash("weir_brief")))
 	next := &scripted.Service{}
 	svc := w.Service("grpc", next)
 	ctx := w.come(t, "weir_brief", RoleCheck)
@@ -342,11 +352,13 @@ func TestExpiredToken(t *testing.T) {
 	_, err := svc.Check(ctx, login)
 	must.NoError(t, err)
 	stream := &news{ctx: metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer weir_brief"))}
-	err = w.Stream(nil, stream, &grpc.StreamServerInfo{FullMethod: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", IsServerStream: true}, func(_ any, s grpc.ServerStream) error {
-		expect.NoError(t, s.SendMsg("first"))
-		now = day
-		return s.SendMsg("second")
-	})
+	err = w.Stream(nil, stream,
+		&grpc.StreamServerInfo{FullMethod: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+			IsServerStream: true}, func(_ any, s grpc.ServerStream) error {
+			expect.NoError(t, s.SendMsg("first"))
+			now = day
+			return s.SendMsg("second")
+		})
 	expect.True(t, status.Code(err) == codes.Unauthenticated && len(stream.sent) == 1, "%v after %v", err, stream.sent)
 	_, err = svc.Check(ctx, login)
 	expect.True(t, isDenied(err, "") && len(next.Calls()) == 1, "%v, asked %v", err, next.Calls())
@@ -358,7 +370,8 @@ func TestExpiredToken(t *testing.T) {
 // TestRolesPerPolicy: one token checks all and refunds one.
 func TestRolesPerPolicy(t *testing.T) {
 	w := watch(t)
-	w.list = parse(t, fmt.Sprintf("  - {name: both, tokens: [%s], roles: [check], policies: [\"*\"], grants: [{roles: [refund], policies: [login]}]}\n", Hash("weir_both")))
+	w.list = parse(t, fmt.Sprintf(
+		"  - {name: both, tokens: [%s], roles: [check], policies: [\"*\"], grants: [{roles: [refund], policies: [login]}]}\n", Hash("weir_both")))
 	svc := w.Service("http", &scripted.Service{})
 	ctx := w.come(t, "weir_both", RoleRefund)
 	expect.NoError(t, expect.Err(svc.Refund(ctx, limit.Target{Policy: "login", Key: "a"}, 1, "")))
@@ -378,7 +391,8 @@ func TestRevokedOnAStreamOfNews(t *testing.T) {
 	w.list = parse(t, fmt.Sprintf("  - {name: router, tokens: [%s], roles: [read]}\n", Hash("weir_router")))
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer weir_router"))
 	stream := &news{ctx: ctx}
-	info := &grpc.StreamServerInfo{FullMethod: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", IsServerStream: true}
+	info := &grpc.StreamServerInfo{FullMethod: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+		IsServerStream: true}
 	err := w.Stream(nil, stream, info, func(_ any, s grpc.ServerStream) error {
 		expect.NoError(t, s.SendMsg("first"))
 		w.list = parse(t, "")
@@ -406,7 +420,8 @@ func (n *news) SendMsg(m any) error {
 // known may ask nothing.
 func TestBatchInSteps(t *testing.T) {
 	w := watch(t)
-	set := must.Value(policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 3, window: 1h}, {name: payout, algorithm: fixed_window, limit: 3, window: 1h}]`)))(t)
+	set := must.Value(policy.Parse("t",
+		[]byte(`policies: [{name: login, algorithm: fixed_window, limit: 3, window: 1h}, {name: payout, algorithm: fixed_window, limit: 3, window: 1h}]`)))(t)
 	next := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(next.Close)
 	svc := w.Service("grpc", next)
@@ -467,12 +482,15 @@ func (quiet) CheckTo(context.Context, []limit.Check, limit.Denials, []limit.Resu
 func TestRefundsByChecks(t *testing.T) {
 	const both = "weir_both"
 	w := watch(t)
-	w.list = parse(t, fmt.Sprintf("  - {name: both, tokens: [%s], roles: [check], policies: [login, payout], grants: [{roles: [refund], policies: [login]}]}\n", Hash(both)))
+	w.list = parse(t, fmt.Sprintf(
+		"  - {name: both, tokens: [%s], roles: [check], policies: [login, payout], grants: [{roles: [refund], policies: [login]}]}\n", Hash(both)))
 	var events []string
 	w.cfg.Audit = func(e Event) {
-		events = append(events, fmt.Sprint(e.Action, " ", e.Caller, " ", e.Target.Policy, " ", e.Units, " ", e.Result, " ", e.Err != nil))
+		events = append(events, fmt.Sprint(e.Action, " ", e.Caller, " ", e.Target.Policy, " ", e.Units, " ", e.Result,
+			" ", e.Err != nil))
 	}
-	set := must.Value(policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 9, window: 1h}, {name: payout, algorithm: fixed_window, limit: 9, window: 1h}]`)))(t)
+	set := must.Value(policy.Parse("t",
+		[]byte(`policies: [{name: login, algorithm: fixed_window, limit: 9, window: 1h}, {name: payout, algorithm: fixed_window, limit: 9, window: 1h}]`)))(t)
 	next := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(next.Close)
 	svc := w.Service("grpc", next)
@@ -517,13 +535,16 @@ func TestRefundsByChecks(t *testing.T) {
 func TestCommitsAreBounded(t *testing.T) {
 	w := watch(t)
 	line := "  - {name: %s, tokens: [%s], roles: [check], policies: [login], namespaces: [shop], grants: [{roles: [charge], policies: [%s], namespaces: [%s]}]}\n"
-	w.list = parse(t, fmt.Sprintf("  - {name: check, tokens: [%s], roles: [check], policies: [login], namespaces: [shop]}\n", Hash("weir_check"))+
-		fmt.Sprintf(line, "both", Hash("weir_both"), "login", "shop")+fmt.Sprintf(line, "apart", Hash("weir_apart"), "payout", "other"))
+	w.list = parse(t, fmt.Sprintf(
+		"  - {name: check, tokens: [%s], roles: [check], policies: [login], namespaces: [shop]}\n", Hash("weir_check"))+
+		fmt.Sprintf(line, "both", Hash("weir_both"), "login", "shop")+fmt.Sprintf(line, "apart", Hash("weir_apart"),
+		"payout", "other"))
 	next := &scripted.Service{}
 	svc := w.Service("grpc", next)
 	for token, bounded := range map[string]bool{"weir_check": true, "weir_both": false, "weir_apart": true} {
 		ctx := w.come(t, token, RoleCheck)
-		for _, to := range []limit.Target{{Policy: "login", Key: "a"}, {Limit: &algo.Limit{}, Namespace: "shop", Key: "a"}} {
+		for _, to := range []limit.Target{{Policy: "login", Key: "a"},
+			{Limit: &algo.Limit{}, Namespace: "shop", Key: "a"}} {
 			// What the caller says of it is of no account.
 			for _, says := range []bool{false, true} {
 				_, err := svc.CommitEach(ctx, []limit.Commit{{Target: to, Bounded: says}})
@@ -534,7 +555,8 @@ func TestCommitsAreBounded(t *testing.T) {
 				expect.True(t, err == nil && c.Commit.Bounded == bounded, "%s, %+v: one, %v", token, to, err)
 				_, err = svc.Check(ctx, []limit.Check{{Target: to, Cost: 1, Always: true, Bounded: says}})
 				c, _ = last(next)
-				expect.True(t, err == nil && c.Checks[0].Bounded == bounded, "%s, %+v: a check that charges always, %v", token, to, err)
+				expect.True(t, err == nil && c.Checks[0].Bounded == bounded, "%s, %+v: a check that charges always, %v",
+					token, to, err)
 			}
 		}
 	}
@@ -554,7 +576,8 @@ func (later) Lend(_ context.Context, _ []limit.Borrow, out []limit.Lent) (wait f
 // TestLenderThatWaits: answers to loans that wait for copies are given to those who may borrow.
 func TestLenderThatWaits(t *testing.T) {
 	w := watch(t)
-	in := []limit.Borrow{{Target: limit.Target{Policy: "login", Key: "k"}}, {Target: limit.Target{Policy: "payout", Key: "k"}}}
+	in := []limit.Borrow{{Target: limit.Target{Policy: "login", Key: "k"}},
+		{Target: limit.Target{Policy: "payout", Key: "k"}}}
 	out := make([]limit.Lent, len(in))
 	wait := must.Value(w.Lender("grpc", later{}).Lend(w.come(t, shop, RoleCheck), in, out))(t)
 	wait()

@@ -23,8 +23,9 @@ const (
 	RoleOpen Role = 0
 	// RoleCheck allows check, acquire, renew, release, reserve, extend, commit and cancel, with the grant's policies
 	// and namespaces.
-	RoleCheck    Role = 1 << 0
-	RoleRefund   Role = 1 << 1 // refund and reset, with the grant's policies and namespaces: gives back what others were charged
+	RoleCheck Role = 1 << 0
+	// refund and reset, with the grant's policies and namespaces: gives back what others were charged
+	RoleRefund   Role = 1 << 1
 	RoleRead     Role = 1 << 2 // status, policies, metrics
 	RoleTopology Role = 1 << 3 // see the ring with its hash key, with which a client can aim at partitions
 	RoleAdmin    Role = 1 << 4 // change the cluster: the gossip keys
@@ -213,7 +214,8 @@ const (
 	UnknownIdentity = "unknown_identity" // a verified certificate whose names no caller has
 	WrongRole       = "wrong_role"
 	WrongPolicy     = "wrong_policy" // a policy or namespace that the caller may not use
-	WrongPlace      = "wrong_place"  // without an access file: role admin or overrides from another host without a certificate
+	// without an access file: role admin or overrides from another host without a certificate
+	WrongPlace = "wrong_place"
 )
 
 func (d *Denial) Error() string { return d.Message }

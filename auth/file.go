@@ -73,7 +73,8 @@ func (p *parser) top(root *yaml.Node) {
 	case ok && text != "read":
 		p.Fail(metrics.Node, metrics.Path, "must be open (to everybody) or read (to that role, which is the default)")
 	}
-	for caller := range p.Maps(f.Field("callers"), "callers", []string{"name", "tokens", "identities", "roles", "policies", "namespaces", "grants"}) {
+	for caller := range p.Maps(f.Field("callers"), "callers",
+		[]string{"name", "tokens", "identities", "roles", "policies", "namespaces", "grants"}) {
 		p.caller(caller)
 	}
 }
@@ -120,17 +121,20 @@ func (p *parser) grant(c *Caller, f strictyaml.Fields) {
 	p.texts(f.Field("roles"), "roles", func(one strictyaml.Field, text string) {
 		i := slices.Index(roleNames(), text)
 		if i < 0 {
-			p.Fail(one.Node, one.Path, "there is no role %s; there are %s", strictyaml.Show(text), strings.Join(roleNames(), ", "))
+			p.Fail(one.Node, one.Path, "there is no role %s; there are %s", strictyaml.Show(text),
+				strings.Join(roleNames(), ", "))
 			return
 		}
 		g.roles |= 1 << i
 	})
-	g.policies, g.namespaces = p.patterns(f.Field("policies"), "policies"), p.patterns(f.Field("namespaces"), "namespaces")
+	g.policies, g.namespaces = p.patterns(f.Field("policies"), "policies"),
+		p.patterns(f.Field("namespaces"), "namespaces")
 	switch scoped := g.roles&(RoleCheck|RoleRefund|RoleKeys|RoleCharge|RoleOverrides) != 0; {
 	case g.roles == 0:
 		p.Fail(f.At, f.Path+".roles", "is missing: give one or more of %s", strings.Join(roleNames(), ", "))
 	case scoped && len(g.policies)+len(g.namespaces) == 0:
-		p.Fail(f.At, f.Path+".policies", `is missing: give policies ("login", "partner-*", "*"), or namespaces of inline limits`)
+		p.Fail(f.At, f.Path+".policies",
+			`is missing: give policies ("login", "partner-*", "*"), or namespaces of inline limits`)
 	case !scoped && len(g.policies)+len(g.namespaces) != 0:
 		p.Fail(f.At, f.Path+".roles", "has none that uses policies or namespaces: leave those out")
 	}

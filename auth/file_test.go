@@ -72,7 +72,8 @@ func TestList(t *testing.T) {
 	}
 	for token, want := range map[string]string{
 		old: "checkout", fresh: "checkout", admin: "operator",
-		"": "", "x": "", old[:len(old)-1]: "", old + " ": "", strings.ToUpper(old): "", Hash(old): "", strings.TrimPrefix(Hash(old), hashPrefix): "",
+		"": "", "x": "", old[:len(old)-1]: "", old + " ": "", strings.ToUpper(old): "", Hash(old): "",
+		strings.TrimPrefix(Hash(old), hashPrefix): "",
 	} {
 		who, _ := l.ByToken(token)
 		got := name(who)
@@ -85,8 +86,9 @@ func TestList(t *testing.T) {
 		{ids([]string{"other", "checkout.shop.svc"}, nil, ""), "checkout"},
 		{ids(nil, []string{"spiffe://example.org/checkout"}, "nobody"), "checkout"},
 		{ids(nil, nil, "support"), "support"},
-		{ids([]string{"support"}, []string{"support"}, ""), ""},                       // the kind counts
-		{ids(nil, nil, "checkout.shop.svc"), ""},                                      // a common name is no alternative name
+		{ids([]string{"support"}, []string{"support"}, ""), ""}, // the kind counts
+		// a common name is no alternative name
+		{ids(nil, nil, "checkout.shop.svc"), ""},
 		{ids([]string{"a.checkout.shop.svc"}, nil, ""), ""},                           // no suffixes
 		{ids([]string{"both.example.org", "checkout.shop.svc"}, nil, ""), "checkout"}, // the file's order
 		{nil, ""},
@@ -103,9 +105,12 @@ func TestList(t *testing.T) {
 		role Role
 		want bool
 	}{
-		{checkout, RoleCheck, true}, {checkout, RoleRefund, false}, {checkout, RoleRead, false}, {checkout, RoleOpen, true}, {checkout, RoleTopology, false},
-		{support, RoleRefund, true}, {support, RoleRead, true}, {support, RoleCheck, false}, {support, RoleRefund | RoleCheck, false},
-		{operator, RoleAdmin, true}, {operator, RoleTopology, true}, {operator, RoleRead, false}, // no role has another in it
+		{checkout, RoleCheck, true}, {checkout, RoleRefund, false}, {checkout, RoleRead, false},
+		{checkout, RoleOpen, true}, {checkout, RoleTopology, false},
+		{support, RoleRefund, true}, {support, RoleRead, true}, {support, RoleCheck, false},
+		{support, RoleRefund | RoleCheck, false},
+		// no role has another in it
+		{operator, RoleAdmin, true}, {operator, RoleTopology, true}, {operator, RoleRead, false},
 		{nil, RoleOpen, true}, {nil, RoleCheck, false}, {everybody(), RoleAdmin | RoleCheck, true},
 	} {
 		if got := c.who.Has(c.role); got != c.want {
@@ -117,9 +122,12 @@ func TestList(t *testing.T) {
 		policy, ns string
 		want       bool
 	}{
-		{checkout, "login", "", true}, {checkout, "login2", "", false}, {checkout, "logi", "", false}, {checkout, "=login", "", false},
-		{checkout, "partner-", "", true}, {checkout, "partner-x", "", true}, {checkout, "partner", "", false}, {checkout, "", "", false},
-		{support, "anything", "", true}, {operator, "login", "", false}, {nil, "login", "", false}, {everybody(), "x", "", true},
+		{checkout, "login", "", true}, {checkout, "login2", "", false}, {checkout, "logi", "", false},
+		{checkout, "=login", "", false},
+		{checkout, "partner-", "", true}, {checkout, "partner-x", "", true}, {checkout, "partner", "", false},
+		{checkout, "", "", false},
+		{support, "anything", "", true}, {operator, "login", "", false}, {nil, "login", "", false},
+		{everybody(), "x", "", true},
 	} {
 		if got := c.who.MayUsePolicy(roleOf(c.who), c.policy); got != c.want {
 			t.Errorf("%s, policy %q: %t", name(c.who), c.policy, got)
@@ -174,8 +182,10 @@ callers:
 		policy string
 		want   bool
 	}{
-		{shop, RoleCheck, "any", true}, {shop, RoleCheck, "login", true}, {shop, RoleRefund, "login", true}, {shop, RoleRefund, "any", false},
-		{robot, RoleCheck, "partner-x", false}, {robot, RoleRefund, "partner-x", true}, {robot, RoleRefund, "login", false},
+		{shop, RoleCheck, "any", true}, {shop, RoleCheck, "login", true}, {shop, RoleRefund, "login", true},
+		{shop, RoleRefund, "any", false},
+		{robot, RoleCheck, "partner-x", false}, {robot, RoleRefund, "partner-x", true},
+		{robot, RoleRefund, "login", false},
 	} {
 		if got := c.who.MayUsePolicy(c.role, c.policy); got != c.want {
 			t.Errorf("%s, %v of %s: %t", c.who.Name, c.role, c.policy, got)
@@ -239,7 +249,8 @@ callers:
 }
 
 func TestMistakes(t *testing.T) {
-	words := strings.NewReplacer(`\n`, "\n", "GOOD", Hash("x"), "OTHER", Hash("y"), "NOTHING", Hash(""), "LARGE", strings.Repeat("#", MaxFile+1))
+	words := strings.NewReplacer(`\n`, "\n", "GOOD", Hash("x"), "OTHER", Hash("y"), "NOTHING", Hash(""), "LARGE",
+		strings.Repeat("#", MaxFile+1))
 	testkit.Table(t, "testdata/mistakes.txt", func(t *testing.T, text, want string) {
 		l, err := Parse("a", []byte(words.Replace(text)))
 		must.ErrorContains(t, err, want)

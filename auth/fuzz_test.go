@@ -9,7 +9,8 @@ import (
 
 // FuzzAuthorization: only the header that has the token, whatever else it is like, authenticates its caller.
 func FuzzAuthorization(f *testing.F) {
-	for _, header := range []string{"", "Bearer " + shop, "bearer   " + shop, "Bearer", "Bearer ", "Basic " + shop, "Bearer " + Hash(shop), shop, "Bearer " + shop + " ", "Bearer\t" + shop, "Bearer \xff"} {
+	for _, header := range []string{"", "Bearer " + shop, "bearer   " + shop, "Bearer", "Bearer ", "Basic " + shop,
+		"Bearer " + Hash(shop), shop, "Bearer " + shop + " ", "Bearer\t" + shop, "Bearer \xff"} {
 		f.Add(header, header)
 	}
 	f.Fuzz(func(t *testing.T, first, second string) {

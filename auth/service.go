@@ -53,7 +53,8 @@ func (s *service) target(ctx context.Context, c *Caller, role Role, t *limit.Tar
 	var field, what string
 	switch {
 	case t.Limit != nil && !c.MayUseNamespace(role, t.Namespace):
-		field, what = "namespace", fmt.Sprintf("%s may not use inline limits of the namespace %.100q in the role %v", c.Name, t.Namespace, role)
+		field, what = "namespace", fmt.Sprintf("%s may not use inline limits of the namespace %.100q in the role %v",
+			c.Name, t.Namespace, role)
 	case t.Policy != "" && !c.MayUsePolicy(role, t.Policy):
 		field, what = "policy", fmt.Sprintf("%s may not use the policy %.100q in the role %v", c.Name, t.Policy, role)
 	default:
@@ -99,7 +100,8 @@ func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) *li
 }
 
 // authorized calls f if the caller may use a target in a role.
-func authorized[A any](ctx context.Context, s *service, role Role, t *limit.Target, f func() (A, error)) (answer A, err error) {
+func authorized[A any](ctx context.Context, s *service, role Role, t *limit.Target,
+	f func() (A, error)) (answer A, err error) {
 	if err := s.authorize(ctx, role, t); err != nil {
 		return answer, err
 	}
@@ -108,7 +110,8 @@ func authorized[A any](ctx context.Context, s *service, role Role, t *limit.Targ
 
 // authorizeList demands a role and the right to use each of n targets. list is the list's name in errors; empty: there
 // is no list.
-func (s *service) authorizeList(ctx context.Context, role Role, list string, n int, at func(i int) *limit.Target) error {
+func (s *service) authorizeList(ctx context.Context, role Role, list string, n int,
+	at func(i int) *limit.Target) error {
 	c, denied := s.caller(ctx, role)
 	if denied != nil {
 		return denied
@@ -182,7 +185,8 @@ func (s *service) refunded(ctx context.Context, c *limit.Check, r *limit.Result)
 }
 
 // CheckTo implements limiter.BatchService. Checks in denied keep their errors.
-func (s *service) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
+func (s *service) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials,
+	results []limit.Result) error {
 	c, denial := s.caller(ctx, RoleCheck)
 	if denial != nil {
 		return denial
@@ -222,7 +226,8 @@ func (s *service) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	if len(checks) == 1 {
 		list = ""
 	}
-	if err := s.authorizeList(ctx, role, list, len(checks), func(i int) *limit.Target { return &checks[i].Target }); err != nil {
+	if err := s.authorizeList(ctx, role, list, len(checks),
+		func(i int) *limit.Target { return &checks[i].Target }); err != nil {
 		return limit.AllDecision{}, err
 	}
 	return s.next.CheckAll(ctx, checks)
@@ -235,7 +240,8 @@ func (s *service) Acquire(ctx context.Context, a limit.Acquire) (limit.Decision,
 
 // Renew implements limit.Service.
 func (s *service) Renew(ctx context.Context, t limit.Target, leaseID string, ttl time.Duration) (time.Duration, error) {
-	return authorized(ctx, s, RoleCheck, &t, func() (time.Duration, error) { return s.next.Renew(ctx, t, leaseID, ttl) })
+	return authorized(ctx, s, RoleCheck, &t,
+		func() (time.Duration, error) { return s.next.Renew(ctx, t, leaseID, ttl) })
 }
 
 // Release implements limit.Service.
@@ -250,7 +256,8 @@ func (s *service) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision,
 
 // ReserveAll implements limit.Service.
 func (s *service) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
-	if err := s.authorizeList(ctx, RoleCheck, "reserves", len(rs), func(i int) *limit.Target { return &rs[i].Target }); err != nil {
+	if err := s.authorizeList(ctx, RoleCheck, "reserves", len(rs),
+		func(i int) *limit.Target { return &rs[i].Target }); err != nil {
 		return limit.AllDecision{}, err
 	}
 	return s.next.ReserveAll(ctx, rs)
@@ -263,7 +270,8 @@ func (s *service) Extend(ctx context.Context, e limit.Extend) (limit.Decision, e
 
 // ExtendEach implements limit.Service.
 func (s *service) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Result, error) {
-	if err := s.authorizeList(ctx, RoleCheck, "extends", len(es), func(i int) *limit.Target { return &es[i].Target }); err != nil {
+	if err := s.authorizeList(ctx, RoleCheck, "extends", len(es),
+		func(i int) *limit.Target { return &es[i].Target }); err != nil {
 		return nil, err
 	}
 	return s.next.ExtendEach(ctx, es)
@@ -285,7 +293,8 @@ func (s *service) Commit(ctx context.Context, c limit.Commit) (limit.Settled, er
 
 // CommitEach implements limit.Service, with the bounds of Commit.
 func (s *service) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
-	if err := s.authorizeList(ctx, RoleCheck, "commits", len(cs), func(i int) *limit.Target { return &cs[i].Target }); err != nil {
+	if err := s.authorizeList(ctx, RoleCheck, "commits", len(cs),
+		func(i int) *limit.Target { return &cs[i].Target }); err != nil {
 		return nil, err
 	}
 	may := s.authorizer.MayUse(ctx, RoleCharge)

@@ -228,7 +228,8 @@ func TestFlags(t *testing.T) {
 		fault  string
 	}{
 		{"", 5, ""}, {"-short", 1, ""}, {"-short -rounds 7", 7, ""}, {"-rounds 3 -beside /bin/sh", 3, ""},
-		{"-rounds 0", 0, "-rounds"}, {"-nodes 1", 0, "-nodes"}, {"-only (", 0, "-only"}, {"-beside /none", 0, "-beside"}, {"extra", 0, "extra"},
+		{"-rounds 0", 0, "-rounds"}, {"-nodes 1", 0, "-nodes"}, {"-only (", 0, "-only"},
+		{"-beside /none", 0, "-beside"}, {"extra", 0, "extra"},
 	} {
 		s, err := parse(strings.Fields(c.args), io.Discard)
 		switch {

@@ -139,7 +139,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("ended early: %w", err)
 	}
-	r := report{Date: time.Now(), Machine: describeMachine(ctx, s.weirAt), Short: s.short, Rounds: s.rounds, Nodes: s.nodes}
+	r := report{Date: time.Now(), Machine: describeMachine(ctx, s.weirAt), Short: s.short, Rounds: s.rounds,
+		Nodes: s.nodes}
 	r.Measured = b.measure.String()
 	r.fill(all)
 	err = errors.Join(writeFile(s.jsonFile, r.writeJSON), writeFile(s.mdFile, r.writeMarkdown))

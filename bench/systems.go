@@ -90,7 +90,8 @@ func newBench(ctx context.Context, s settings, dir, weir string) (*bench, error)
 	b.weirTwo, b.weirThree = ofWeir(weir, 2), ofWeir(weir, 3)
 	b.savedTwo = ofWeir(weir, 2, "--policies", b.savedPolicies(), "--data-dir", filepath.Join(dir, nodePlace))
 	b.plainOne, b.plainMany, b.idleMany = ofWeir(weir, 1), ofWeir(weir, s.nodes), ofWeir(weir, s.nodes)
-	b.besideOne, b.besideMany, b.besideIdleMany = ofWeir(s.beside, 1), ofWeir(s.beside, s.nodes), ofWeir(s.beside, s.nodes)
+	b.besideOne, b.besideMany, b.besideIdleMany = ofWeir(s.beside, 1), ofWeir(s.beside, s.nodes),
+		ofWeir(s.beside, s.nodes)
 	gubernator := sync.OnceValues(func() (string, error) {
 		if s.gubernator != "" {
 			return exec.LookPath(s.gubernator)

@@ -89,7 +89,8 @@ func dialSettings(o *options) []grpc.DialOption {
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec())),
 		// The client finds a node that comes back within seconds; gRPC's default would be minutes.
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
+			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+				MaxDelay: 3 * time.Second},
 			MinConnectTimeout: 3 * time.Second,
 		}),
 		// A node that hangs, or behind a network that drops packets, is not asked after it has left a check unanswered.

@@ -311,13 +311,15 @@ func TestBatchesFromLoans(t *testing.T) {
 			"batch", []limit.Target{{Policy: "hot", Key: "a"}, {Policy: "many", Key: "b"}},
 			func(c *Client, worker int) ([]int64, bool, error) {
 				got, err := c.Check(t.Context(), []Check{
-					{Policy: "hot", Key: "a", Cost: 2}, {Policy: "cold", Key: fmt.Sprint(worker)}, {Policy: "many", Key: "b", Cost: 3, Partial: true}, {Policy: "hot", Key: "a"},
+					{Policy: "hot", Key: "a", Cost: 2}, {Policy: "cold", Key: fmt.Sprint(worker)},
+					{Policy: "many", Key: "b", Cost: 3, Partial: true}, {Policy: "hot", Key: "a"},
 				})
 				if err != nil {
 					return nil, false, err
 				}
 				for i := range got {
-					if d := &got[i]; d.Err != nil || d.FailedOpen || d.FailedClosed || d.Policy == "many" && len(d.Limits) != 2 {
+					if d := &got[i]; d.Err != nil || d.FailedOpen || d.FailedClosed ||
+						d.Policy == "many" && len(d.Limits) != 2 {
 						return nil, false, fmt.Errorf("%+v", d)
 					}
 				}
@@ -327,7 +329,8 @@ func TestBatchesFromLoans(t *testing.T) {
 		{
 			"all or none", []limit.Target{{Policy: "hot", Key: "c"}, {Policy: "many", Key: "d"}},
 			func(c *Client, worker int) ([]int64, bool, error) {
-				got, err := c.All(t.Context(), []Check{{Policy: "hot", Key: "c", Cost: 2}, {Policy: "many", Key: "d"}, {Policy: "many", Key: "d"}})
+				got, err := c.All(t.Context(),
+					[]Check{{Policy: "hot", Key: "c", Cost: 2}, {Policy: "many", Key: "d"}, {Policy: "many", Key: "d"}})
 				if err != nil {
 					return nil, false, err
 				}
@@ -336,7 +339,8 @@ func TestBatchesFromLoans(t *testing.T) {
 						return nil, false, fmt.Errorf("%+v", got)
 					}
 				}
-				return []int64{got.Decisions[0].Granted, got.Decisions[1].Granted + got.Decisions[2].Granted}, !got.Allowed, nil
+				return []int64{got.Decisions[0].Granted, got.Decisions[1].Granted + got.Decisions[2].Granted},
+					!got.Allowed, nil
 			},
 		},
 	} {
@@ -383,10 +387,13 @@ func TestBatchesFromLoans(t *testing.T) {
 				return units[0].Load() + units[1].Load(), late, expired
 			}
 			n, late, expired := count()
-			for until := time.Now().Add(testkit.Patience); n+late < 2*most && !t.Failed() && time.Now().Before(until); n, late, expired = count() {
+			for until := time.Now().Add(testkit.Patience); n+late < 2*most && !t.Failed() &&
+				time.Now().Before(until); n, late, expired = count() {
 				spend(asker, 1)
 			}
-			expect.True(t, n+late+expired >= 2*most, "%d were admitted of %d, %d taken too late, %d at most in loans that have ended", n, 2*most, late, expired)
+			expect.True(t, n+late+expired >= 2*most,
+				"%d were admitted of %d, %d taken too late, %d at most in loans that have ended", n, 2*most, late,
+				expired)
 			for i, of := range test.keys {
 				d, err := asker.Policy(of.Policy).Peek(t.Context(), of.Key)
 				if n := units[i].Load(); n > most || err != nil || d.Remaining != 0 {
@@ -402,9 +409,12 @@ func TestBatchesFromLoans(t *testing.T) {
 // asked again, once; and what is no answer ends the stream.
 func FuzzAnswers(f *testing.F) {
 	for _, m := range []*weirv1.CheckStreamResponse{
-		{Sequence: 1, Flags: []uint32{1}, Granted: []int64{1}}, {Sequence: 1, More: true, Checks: []uint32{1}}, {Sequence: 1, More: true}, {Sequence: 1, Checks: []uint32{0, 1, 2}},
-		{Sequence: 1, Checks: []uint32{0, 0}}, {Sequence: 2}, {Sequence: 1, Flags: []uint32{1, 2}}, {Sequence: 1, Error: &weirv1.Error{Code: 3, Field: "define[3].limit"}},
-		{Sequence: 1, Errors: []*weirv1.StreamError{{Check: 2, Error: &weirv1.Error{Code: 99}}}}, {Sequence: 1, Errors: []*weirv1.StreamError{{Check: 1 << 31}}},
+		{Sequence: 1, Flags: []uint32{1}, Granted: []int64{1}}, {Sequence: 1, More: true, Checks: []uint32{1}},
+		{Sequence: 1, More: true}, {Sequence: 1, Checks: []uint32{0, 1, 2}},
+		{Sequence: 1, Checks: []uint32{0, 0}}, {Sequence: 2}, {Sequence: 1, Flags: []uint32{1, 2}},
+		{Sequence: 1, Error: &weirv1.Error{Code: 3, Field: "define[3].limit"}},
+		{Sequence: 1, Errors: []*weirv1.StreamError{{Check: 2, Error: &weirv1.Error{Code: 99}}}},
+		{Sequence: 1, Errors: []*weirv1.StreamError{{Check: 1 << 31}}},
 		{Sequence: 1, Limits: []*weirv1.StreamLimits{{Check: 2, Limits: []*weirv1.LimitStatus{{}, {Limit: -1}}}}},
 	} {
 		data := must.Value(m.MarshalVT())(f)

@@ -53,7 +53,8 @@ func (p preferring) Invoke(ctx context.Context, method string, args, reply any, 
 		var at peer.Peer
 		sent, state := p.now(), m.state.Load()
 		m.out.Add(1)
-		err := m.conn.Invoke(ctx, method, args, reply, slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&trailer), grpc.Peer(&at)})...)
+		err := m.conn.Invoke(ctx, method, args, reply,
+			slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&trailer), grpc.Peer(&at)})...)
 		m.out.Add(-1)
 
 		// An error of the node itself comes with a trailer.
@@ -127,7 +128,8 @@ func (ns *nodes) CheckAll(ctx context.Context, checks []limit.Check) (AllDecisio
 	for i := range checks {
 		c := &checks[i]
 		targets = append(targets, c.Target)
-		req.Checks = append(req.Checks, &weirv1.Check{Target: wire.ProtoTarget(c.Target), Cost: &c.Cost, Partial: c.Partial, RequestId: c.RequestID})
+		req.Checks = append(req.Checks, &weirv1.Check{Target: wire.ProtoTarget(c.Target), Cost: &c.Cost,
+			Partial: c.Partial, RequestId: c.RequestID})
 	}
 	resp, err := ns.at(targets...).Check(ctx, req)
 	var decisions []*weirv1.Decision
@@ -163,7 +165,8 @@ func costOf(a *limit.Amount) *int64 {
 
 func protoReserve(r *limit.Reserve) *weirv1.ReserveRequest {
 	out := &weirv1.ReserveRequest{
-		Target: wire.ProtoTarget(r.Target), Cost: costOf(&r.Amount), Usage: r.Usage, Class: r.Class, TtlNs: int64(r.TTL), RequestId: r.RequestID,
+		Target: wire.ProtoTarget(r.Target), Cost: costOf(&r.Amount), Usage: r.Usage, Class: r.Class,
+		TtlNs: int64(r.TTL), RequestId: r.RequestID,
 	}
 	if r.Estimate {
 		out.Cost = nil
@@ -189,7 +192,8 @@ func (ns *nodes) ReserveAll(ctx context.Context, asks []limit.Reserve) (AllDecis
 
 func protoExtend(e *limit.Extend) *weirv1.ExtendRequest {
 	return &weirv1.ExtendRequest{
-		Target: wire.ProtoTarget(e.Target), ReservationId: e.ReservationID, Cost: costOf(&e.Amount), Usage: e.Usage, TtlNs: int64(e.TTL), RequestId: e.RequestID,
+		Target: wire.ProtoTarget(e.Target), ReservationId: e.ReservationID, Cost: costOf(&e.Amount), Usage: e.Usage,
+		TtlNs: int64(e.TTL), RequestId: e.RequestID,
 	}
 }
 
@@ -232,7 +236,8 @@ func (ns *nodes) Cancel(ctx context.Context, t limit.Target, id string) (int64, 
 
 func protoCommit(c *limit.Commit) *weirv1.CommitRequest {
 	return &weirv1.CommitRequest{
-		Target: wire.ProtoTarget(c.Target), ReservationId: c.ReservationID, Cost: costOf(&c.Amount), Usage: c.Usage, Class: c.Class,
+		Target: wire.ProtoTarget(c.Target), ReservationId: c.ReservationID, Cost: costOf(&c.Amount), Usage: c.Usage,
+		Class: c.Class,
 	}
 }
 
@@ -259,7 +264,8 @@ func (ns *nodes) Charge(ctx context.Context, c limit.Charge) (Decision, error) {
 }
 
 func (ns *nodes) Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error) {
-	resp, err := ns.at(t).Refund(ctx, &weirv1.RefundRequest{Target: wire.ProtoTarget(t), Cost: &units, RequestId: requestID})
+	resp, err := ns.at(t).Refund(ctx,
+		&weirv1.RefundRequest{Target: wire.ProtoTarget(t), Cost: &units, RequestId: requestID})
 	return resp.GetRefunded(), statusError(err)
 }
 

@@ -205,7 +205,8 @@ func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 		}
 		return all, nil
 	}
-	all, err = c.grantAll(ctx, cs, false, func(ctx context.Context) (AllDecision, error) { return c.svc.CheckAll(ctx, cs) })
+	all, err = c.grantAll(ctx, cs, false,
+		func(ctx context.Context) (AllDecision, error) { return c.svc.CheckAll(ctx, cs) })
 	for i := range all.Decisions {
 		c.loans.missed(keyOf(&cs[i].Target), cs[i].Cost, &all.Decisions[i], all.Allowed)
 	}

@@ -71,7 +71,8 @@ func (p place) Route(partition int) *ownership.Route {
 	if owner == p.at {
 		return &ownership.Route{Standing: ownership.Owned}
 	}
-	return &ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: p.c.table.Members()[owner], Boot: 1}}
+	return &ownership.Route{Standing: ownership.Elsewhere,
+		Node: ownership.Node{Name: p.c.table.Members()[owner], Boot: 1}}
 }
 
 func (p place) Await(_ context.Context, partition int, _ *ownership.Route) *ownership.Route {
@@ -255,7 +256,8 @@ func TestTraces(t *testing.T) {
 	within := func(flags trace.TraceFlags) context.Context {
 		traceID, _ := trace.TraceIDFromHex(ids)
 		spanID, _ := trace.SpanIDFromHex(span)
-		return trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{TraceID: traceID, SpanID: spanID, TraceFlags: flags}))
+		return trace.ContextWithSpanContext(t.Context(),
+			trace.NewSpanContext(trace.SpanContextConfig{TraceID: traceID, SpanID: spanID, TraceFlags: flags}))
 	}
 	log := client.Policy("log")
 	for _, test := range []struct {
@@ -291,7 +293,8 @@ func TestTraces(t *testing.T) {
 	var p packer
 	m := &message{}
 	for _, of := range []string{"", "", "x", "", "y", ""} {
-		m.checks = append(m.checks, pending{&request{checks: []limit.Check{{Target: limit.Target{Policy: "log", Key: "k"}}}, trace: of}, 0})
+		m.checks = append(m.checks,
+			pending{&request{checks: []limit.Check{{Target: limit.Target{Policy: "log", Key: "k"}}}, trace: of}, 0})
 	}
 	got := p.pack(m, 0).TraceContexts
 	expect.True(t, slices.EqualFunc(got, []string{"", "", "x", "", "y", ""},

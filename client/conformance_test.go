@@ -72,8 +72,10 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 	t.Run("every field", func(t *testing.T) {
 		c := open(t, newBook())
 		want := Decision{
-			Policy: "full", Allowed: false, Granted: 2, Limit: 3, Window: 4, Remaining: 5, RetryAfter: 6, ResetAfter: 7, Delay: 8,
-			Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true, RetryAfterEstimated: true, Banned: true, NearLimit: true,
+			Policy: "full", Allowed: false, Granted: 2, Limit: 3, Window: 4, Remaining: 5, RetryAfter: 6, ResetAfter: 7,
+			Delay:  8,
+			Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true, RetryAfterEstimated: true, Banned: true,
+			NearLimit: true,
 			Limits: []LimitStatus{
 				{Limit: 9, Window: 10, Remaining: 11, RetryAfter: 12, ResetAfter: 13},
 				{Limit: Unlimited, RetryAfter: Never},
@@ -95,13 +97,15 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			must.Value(c.Inline("api", inline).Allow(ctx, "a"))(t)
 			want := limit.Target{Limit: &inline, Namespace: "api", Key: "a"}
 			got := b.targets[len(b.targets)-1]
-			if got.Limit != nil && got.Limit.Zone != nil && inline.Zone != nil && got.Limit.Zone.String() == inline.Zone.String() {
+			if got.Limit != nil && got.Limit.Zone != nil && inline.Zone != nil &&
+				got.Limit.Zone.String() == inline.Zone.String() {
 				got.Limit.Zone = inline.Zone
 			}
 			expect.True(t, reflect.DeepEqual(got, want), "sent %+v of %+v, want %+v", got, got.Limit, want)
 		}
 		_, err := c.Inline("", algo.Limit{Algorithm: algo.SlidingLog}).Allow(ctx, "a")
-		wantError(t, err, ErrInvalid, "limit.limit", "must be between 1 and 9007199254740992, or -1 for unlimited; it is 0")
+		wantError(t, err, ErrInvalid, "limit.limit",
+			"must be between 1 and 9007199254740992, or -1 for unlimited; it is 0")
 	})
 
 	t.Run("batch", func(t *testing.T) {
@@ -112,7 +116,8 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			{Policy: "five", Key: "a", Cost: 7, Partial: true},
 			{Policy: "five", Key: "b", Peek: true},
 			{Policy: "down", Key: "a", Cost: 3},
-			{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Second}, Namespace: "n", Key: "a", Cost: 2},
+			{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Second}, Namespace: "n", Key: "a",
+				Cost: 2},
 		})
 		must.True(t, err == nil && len(results) == 6, "%d results, %v", len(results), err)
 		r := results[0]
@@ -138,7 +143,8 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		expect.True(t, err == nil && results[0].Err == nil && results[0].Allowed,
 			"beside one that cannot be asked: %+v, %v", results, err)
 		wantError(t, results[1].Err, ErrInvalid, "policy", noLease)
-		_, err = c.Check(ctx, []Check{{Policy: "five", Key: "b"}, {Limit: &algo.Limit{Algorithm: algo.SlidingLog}, Key: "b"}})
+		_, err = c.Check(ctx, []Check{{Policy: "five", Key: "b"},
+			{Limit: &algo.Limit{Algorithm: algo.SlidingLog}, Key: "b"}})
 		expect.True(t, errors.Is(err, ErrInvalid) && strings.Contains(err.Error(), "checks[1].limit.limit"),
 			"a limit that cannot be: %v", err)
 		d := must.Value(c.Policy("five").Peek(ctx, "b"))(t)
@@ -190,7 +196,8 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		for _, cost := range []int64{-1, 1<<53 + 1} {
 			expect.ErrorIs(t, r.Commit(cost), ErrInvalid, "commit of %d", cost)
 		}
-		for _, settle := range []func() error{func() error { return r.Commit(3) }, func() error { return r.Commit(0) }, r.Cancel} {
+		for _, settle := range []func() error{func() error { return r.Commit(3) }, func() error { return r.Commit(0) },
+			r.Cancel} {
 			expect.NoError(t, settle())
 		}
 		d = must.Value(five.Peek(ctx, "a"))(t)
@@ -265,8 +272,10 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		}
 		rs, _, err = c.ReserveAll(ctx, []Claim{{five, "x", Work{Cost: 2}}, {five, "y", Work{Cost: 3}}})
 		must.NoError(t, err)
-		costs := []Cost{{Reservation: rs[0], Units: 1}, {Reservation: rs[1], Units: 7}, {}, {Reservation: rs[0], Units: 2}}
-		for i, want := range [][]SettledResult{{{Settled: Settled{Refunded: 1}}, {Settled: Settled{Excess: 4, Over: true}}, {}, {}}, make([]SettledResult, 4)} {
+		costs := []Cost{{Reservation: rs[0], Units: 1}, {Reservation: rs[1], Units: 7}, {},
+			{Reservation: rs[0], Units: 2}}
+		for i, want := range [][]SettledResult{{{Settled: Settled{Refunded: 1}},
+			{Settled: Settled{Excess: 4, Over: true}}, {}, {}}, make([]SettledResult, 4)} {
 			got, err := c.CommitEach(costs)
 			expect.True(t, err == nil && slices.Equal(got, want), "%d: %+v, %v", i, got, err)
 		}
@@ -311,12 +320,14 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			{"policy and limit", Check{Policy: "five", Limit: &algo.Limit{}, Key: "a"}, ErrInvalid, "limit"},
 			{"policy and namespace", Check{Policy: "five", Namespace: "n", Key: "a"}, ErrInvalid, "namespace"},
 			{"long namespace", Check{Limit: &algo.Limit{}, Namespace: long[:257], Key: "a"}, ErrTooLarge, "namespace"},
-			{"namespace that is not UTF-8", Check{Limit: &algo.Limit{}, Namespace: "\xff", Key: "a"}, ErrInvalid, "namespace"},
+			{"namespace that is not UTF-8", Check{Limit: &algo.Limit{}, Namespace: "\xff", Key: "a"}, ErrInvalid,
+				"namespace"},
 			{"negative cost", Check{Policy: "five", Key: "a", Cost: -1}, ErrInvalid, "cost"},
 			{"huge cost", Check{Policy: "five", Key: "a", Cost: 1<<53 + 1}, ErrInvalid, "cost"},
 			{"peek with a cost", Check{Policy: "five", Key: "a", Peek: true, Cost: 1}, ErrInvalid, "cost"},
 			{"long request id", Check{Policy: "five", Key: "a", RequestID: long[:129]}, ErrTooLarge, "request_id"},
-			{"request id that is not UTF-8", Check{Policy: "five", Key: "a", RequestID: "\xff"}, ErrInvalid, "request_id"},
+			{"request id that is not UTF-8", Check{Policy: "five", Key: "a", RequestID: "\xff"}, ErrInvalid,
+				"request_id"},
 		} {
 			_, err := c.Check(ctx, []Check{{Policy: "five", Key: "a"}, tt.check})
 			var e *Error
@@ -337,12 +348,14 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 				return err
 			},
 		} {
-			wantError(t, call("", 1), ErrInvalid, "key", "is empty or missing: name what is limited, such as a user or an address")
+			wantError(t, call("", 1), ErrInvalid, "key",
+				"is empty or missing: name what is limited, such as a user or an address")
 			if err := call("a", -1); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "cost") {
 				t.Errorf("%s of -1: %v", name, err)
 			}
 		}
-		wantError(t, five.Reset(ctx, ""), ErrInvalid, "key", "is empty or missing: name what is limited, such as a user or an address")
+		wantError(t, five.Reset(ctx, ""), ErrInvalid, "key",
+			"is empty or missing: name what is limited, such as a user or an address")
 		expect.Equal(t, len(b.targets), 0, "questions were sent")
 		for _, ttl := range []time.Duration{-1, 1, 367 * 24 * time.Hour} { // which nodes judge
 			_, _, err := c.Policy("jobs").AcquireN(ctx, "a", 1, ttl)

@@ -30,7 +30,8 @@ func (c *Client) decide(ctx context.Context, cs []limit.Check, rs []Result) erro
 		ck, d, k := &cs[i], &rs[i].Decision, keyOf(&cs[i].Target)
 		// A check with the caller's request id must go to the node that remembers the id.
 		if ck.RequestID == "" && !asked[k] &&
-			(c.lent(&ck.Target, ck.Key, ck.Cost, d) || c.memory.recall(ck, d, now) || len(cs) == 1 && c.awaitLoan(ctx, ck, d)) {
+			(c.lent(&ck.Target, ck.Key, ck.Cost, d) || c.memory.recall(ck, d, now) ||
+				len(cs) == 1 && c.awaitLoan(ctx, ck, d)) {
 			continue
 		}
 		open = append(open, i)
@@ -67,7 +68,8 @@ func (c *Client) decideOne(ctx context.Context, ck *limit.Check, d *Decision) er
 }
 
 // errOpen is the error of a check before a node was asked.
-var errOpen = limit.NewError(ErrUnavailable, "", "the circuit breaker is open: nodes left several calls in a row unanswered")
+var errOpen = limit.NewError(ErrUnavailable, "",
+	"the circuit breaker is open: nodes left several calls in a row unanswered")
 
 // ask has the service answer the checks at the places in open.
 func (c *Client) ask(ctx context.Context, cs []limit.Check, rs []Result, open []int) error {
@@ -100,7 +102,8 @@ func (c *Client) ask(ctx context.Context, cs []limit.Check, rs []Result, open []
 
 // grant calls f, which asks the service about checks, unless the breaker is open. n is how many of the checks have no
 // answer yet. Then the fail policy answers the checks that no node has answered.
-func (c *Client) grant(ctx context.Context, again bool, cs []limit.Check, rs []Result, n int, f func(context.Context) error) error {
+func (c *Client) grant(ctx context.Context, again bool, cs []limit.Check, rs []Result, n int,
+	f func(context.Context) error) error {
 	err := error(errOpen)
 	if probe, ok := c.breaker.allow(c.now()); ok {
 		var o outcome
@@ -154,7 +157,8 @@ func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result) error
 }
 
 // grantAll has f decide checks together, or else the fail policy. again means that a second try cannot charge twice.
-func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool, f func(context.Context) (AllDecision, error)) (all AllDecision, err error) {
+func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool,
+	f func(context.Context) (AllDecision, error)) (all AllDecision, err error) {
 	if err := c.begin(ctx); err != nil {
 		return AllDecision{}, err
 	}
@@ -193,7 +197,8 @@ func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool, f f
 }
 
 // grantOne is grantAll for one check.
-func (c *Client) grantOne(ctx context.Context, ck *limit.Check, f func(context.Context) (Decision, error)) (Decision, error) {
+func (c *Client) grantOne(ctx context.Context, ck *limit.Check,
+	f func(context.Context) (Decision, error)) (Decision, error) {
 	all, err := c.grantAll(ctx, []limit.Check{*ck}, c.retry, func(ctx context.Context) (AllDecision, error) {
 		d, err := f(ctx)
 		return AllDecision{Allowed: d.Allowed, Decisions: []Decision{d}}, err

@@ -114,7 +114,8 @@ func valid(c *limit.Check) *Error {
 // checksOf returns checks in the form of package limit. allowed, if not nil, returns a further error of a check.
 func checksOf(checks []Check, allowed func(*Check) *Error) ([]limit.Check, error) {
 	if len(checks) > limit.MaxBatch {
-		return nil, limit.NewError(ErrTooLarge, "checks", fmt.Sprintf("%d are too many; at most %d fit one call", len(checks), limit.MaxBatch))
+		return nil, limit.NewError(ErrTooLarge, "checks",
+			fmt.Sprintf("%d are too many; at most %d fit one call", len(checks), limit.MaxBatch))
 	}
 	out := make([]limit.Check, len(checks))
 	for i := range checks {

@@ -35,7 +35,8 @@ func open() *client.Client {
 // A login handler that lets each user try twice a minute.
 func ExampleDial() {
 	ctx := context.Background()
-	c, err := client.Dial(ctx, "weir-0.weir-headless:8081,weir-1.weir-headless:8081", client.WithTimeout(200*time.Millisecond))
+	c, err := client.Dial(ctx, "weir-0.weir-headless:8081,weir-1.weir-headless:8081",
+		client.WithTimeout(200*time.Millisecond))
 	if err != nil {
 		log.Fatal(err) // a mistyped address or option; nobody was asked yet
 	}

@@ -82,8 +82,10 @@ func asked[A any](b *book, t limit.Target, note func(), f func() (A, error)) (no
 
 // fullDecision has every field set.
 var fullDecision = limit.Decision{
-	Policy: "full", Allowed: false, Granted: 2, Limit: 3, Window: 4, Remaining: 5, RetryAfter: 6, ResetAfter: 7, Delay: 8,
-	Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true, RetryAfterEstimated: true, Banned: true, NearLimit: true,
+	Policy: "full", Allowed: false, Granted: 2, Limit: 3, Window: 4, Remaining: 5, RetryAfter: 6, ResetAfter: 7,
+	Delay:  8,
+	Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true, RetryAfterEstimated: true, Banned: true,
+	NearLimit: true,
 	Limits: []limit.LimitStatus{
 		{Limit: 9, Window: 10, Remaining: 11, RetryAfter: 12, ResetAfter: 13},
 		{Limit: algo.Unlimited, RetryAfter: algo.Never},
@@ -102,7 +104,8 @@ func (b *book) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denial
 				return fullDecision, nil
 			}
 			one := make([]limit.Result, 1)
-			err := b.Limiter.CheckTo(context.WithoutCancel(ctx), checks[i:i+1], nil, one) // also while the node is stopped
+			// also while the node is stopped
+			err := b.Limiter.CheckTo(context.WithoutCancel(ctx), checks[i:i+1], nil, one)
 			one[0].RememberFor = 0
 			return one[0].Decision, cmp.Or(err, one[0].Err)
 		})
@@ -115,7 +118,8 @@ func (b *book) Prepare(*limit.Target, limit.Prepared) limit.Prepared { return ni
 
 func (b *book) CheckAll(ctx context.Context, checks []limit.Check) (limit.AllDecision, error) {
 	last := len(checks) - 1
-	return asked(b, checks[last].Target, nil, func() (limit.AllDecision, error) { return b.Limiter.CheckAll(ctx, checks) })
+	return asked(b, checks[last].Target, nil,
+		func() (limit.AllDecision, error) { return b.Limiter.CheckAll(ctx, checks) })
 }
 
 func (b *book) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision, error) {
@@ -237,7 +241,8 @@ func (n *node) Finish(ctx context.Context, b *limiter.Batch, open []int) {
 	for _, i := range open {
 		all.Go(func() {
 			ck := b.Checks[i]
-			req := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: ck.Policy, Key: ck.Key}, RequestId: ck.RequestID}}}
+			req := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: ck.Policy, Key: ck.Key},
+				RequestId: ck.RequestID}}}
 			if err := n.ask(ctx, req); err != nil {
 				b.Results[i].Err = n.errorOf(err)
 			}
@@ -277,7 +282,8 @@ func (n *node) errorOf(err error) *limit.Error {
 
 // pings lets clients look for life as often as a node does: by default gRPC ends connections after some 30 idle
 // seconds.
-var pings = grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true})
+var pings = grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second,
+	PermitWithoutStream: true})
 
 // streams are those that a node serves at present.
 type streams struct {
@@ -493,7 +499,8 @@ func (n *node) register(s grpc.ServiceRegistrar) {
 		server.Register(serviceRegistrar(func(own *grpc.ServiceDesc, _ any) {
 			at := slices.IndexFunc(own.Methods, func(m grpc.MethodDesc) bool { return m.MethodName == "Check" })
 			check := own.Methods[at].Handler
-			desc.Methods[slices.IndexFunc(desc.Methods, func(m grpc.MethodDesc) bool { return m.MethodName == "Check" })].Handler =
+			desc.Methods[slices.IndexFunc(desc.Methods,
+				func(m grpc.MethodDesc) bool { return m.MethodName == "Check" })].Handler =
 				func(of any, ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
 					return check(of, ctx, func(m any) error {
 						if err := read(m); err != nil {
@@ -571,5 +578,6 @@ func dial(t testing.TB, address string, opts ...Option) *Client {
 // noLeaks looks for goroutines of this package and of gRPC's client.
 func noLeaks(t testing.TB) {
 	t.Helper()
-	testkit.NoLeaks(t, "weir/client.(*Lease)", "weir/client.(*Client)", "weir/client.(*loan", "transport.(*http2Client)")
+	testkit.NoLeaks(t, "weir/client.(*Lease)", "weir/client.(*Client)", "weir/client.(*loan",
+		"transport.(*http2Client)")
 }

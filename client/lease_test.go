@@ -15,7 +15,8 @@ import (
 func leased(renew func() (time.Duration, error)) *script {
 	return &script{
 		acquire: func(_ context.Context, a limit.Acquire) (limit.Decision, error) {
-			return limit.Decision{Allowed: true, Granted: a.Cost, Limit: 1, Window: 30 * time.Second, LeaseID: "id"}, nil
+			return limit.Decision{Allowed: true, Granted: a.Cost, Limit: 1, Window: 30 * time.Second, LeaseID: "id"},
+				nil
 		},
 		renew:   func(context.Context, string, time.Duration) (time.Duration, error) { return renew() },
 		release: func(context.Context, string) (bool, error) { return true, nil },
@@ -47,10 +48,14 @@ func TestLeaseRenewsAtAThird(t *testing.T) {
 		first time.Duration // first renewal
 		then  time.Duration // from renewal to renewal
 	}{
-		{name: "the policy's window", found: limit.Decision{Window: 30 * time.Second}, life: 30 * time.Second, first: 10 * time.Second, then: 10 * time.Second},
-		{name: "shorter", ttl: 6 * time.Second, found: limit.Decision{Window: 30 * time.Second}, life: 6 * time.Second, first: 2 * time.Second, then: 2 * time.Second},
-		{name: "longer than the window allows", ttl: time.Minute, found: limit.Decision{Window: 30 * time.Second}, life: 30 * time.Second, first: 10 * time.Second, then: 10 * time.Second},
-		{name: "several limits", found: limit.Decision{Window: time.Hour, Limits: []limit.LimitStatus{{Window: time.Hour}, {}, {Window: 3 * time.Second}}},
+		{name: "the policy's window", found: limit.Decision{Window: 30 * time.Second}, life: 30 * time.Second,
+			first: 10 * time.Second, then: 10 * time.Second},
+		{name: "shorter", ttl: 6 * time.Second, found: limit.Decision{Window: 30 * time.Second}, life: 6 * time.Second,
+			first: 2 * time.Second, then: 2 * time.Second},
+		{name: "longer than the window allows", ttl: time.Minute, found: limit.Decision{Window: 30 * time.Second},
+			life: 30 * time.Second, first: 10 * time.Second, then: 10 * time.Second},
+		{name: "several limits", found: limit.Decision{Window: time.Hour,
+			Limits: []limit.LimitStatus{{Window: time.Hour}, {}, {Window: 3 * time.Second}}},
 			life: time.Hour, first: time.Second, then: 20 * time.Minute},
 		{name: "unknown", life: 30 * time.Second, first: time.Second / 3, then: 10 * time.Second},
 	} {

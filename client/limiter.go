@@ -171,7 +171,8 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 			left := time.Until(deadline)
 			switch {
 			case left < after && d.FailedClosed:
-				return d, limit.NewError(ErrUnavailable, "", "no node could be asked, and the context's deadline leaves no time to ask again")
+				return d, limit.NewError(ErrUnavailable, "",
+					"no node could be asked, and the context's deadline leaves no time to ask again")
 			case left < after:
 				return d, fmt.Errorf("%w: %s would pass in %v, the deadline is in %v", ErrDeadline, l, after, left)
 			}

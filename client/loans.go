@@ -194,7 +194,8 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 			m = l.holder(&t, r.Totals.Granted > 0)
 		}
 		by[m] = append(by[m], wire.ProtoBorrow(&limit.Borrow{
-			Target: t, ID: algo.LoanID{Borrower: l.id, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want,
+			Target: t, ID: algo.LoanID{Borrower: l.id, Number: r.Number}, Totals: r.Totals, Known: r.Known,
+			Want: r.Want,
 		}))
 	}
 	var unsent []lend.Answer[*member]

@@ -100,7 +100,8 @@ func TestLoans(t *testing.T) {
 	for _, other := range []*Client{second, third, asker} {
 		reaches(t, other, c.addrs...)
 	}
-	inline := algo.Limit{Algorithm: algo.TokenBucket, Limit: limit, Window: algo.MaxWindow} // of which no unit comes back meanwhile
+	// of which no unit comes back meanwhile
+	inline := algo.Limit{Algorithm: algo.TokenBucket, Limit: limit, Window: algo.MaxWindow}
 	for name, of := range map[string]func(*Client) *Limiter{
 		"policy": func(c *Client) *Limiter { return c.Policy("hot") },
 		"inline": func(c *Client) *Limiter { return c.Inline("n", inline) },
@@ -112,12 +113,14 @@ func TestLoans(t *testing.T) {
 			// but for what nobody can have: where there is no CPU to spare units may be taken after their loan's end,
 			// and loans end before they are returned.
 			late, expired := c.lost(client, second, third)
-			for until := time.Now().Add(10 * time.Second); got+late-lateBefore < limit && time.Now().Before(until); late, expired = c.lost(client, second, third) {
+			for until := time.Now().Add(10 * time.Second); got+late-lateBefore < limit &&
+				time.Now().Before(until); late, expired = c.lost(client, second, third) {
 				got += spend(t, []*Limiter{of(asker)}, "k", 1)
 			}
 			late, expired = late-lateBefore, expired-expiredBefore
 			expect.True(t, got+late <= limit && got+late+expired >= limit,
-				"%d were admitted of %d, %d taken too late, %d at most in loans that have ended", got, limit, late, expired)
+				"%d were admitted of %d, %d taken too late, %d at most in loans that have ended", got, limit, late,
+				expired)
 		})
 	}
 	n := c.decided("hot")
@@ -229,7 +232,8 @@ func TestLoanOfAClientThatIsCutOff(t *testing.T) {
 				}
 				for range 20 {
 					way := new(cable)
-					client := must.Value(Dial(t.Context(), c.addrs[0], WithTimeout(20*time.Millisecond), WithBreaker(0, time.Hour), WithOnError(onError),
+					client := must.Value(Dial(t.Context(), c.addrs[0], WithTimeout(20*time.Millisecond),
+						WithBreaker(0, time.Hour), WithOnError(onError),
 						WithDialOptions(grpc.WithContextDialer(way.dial))))(t)
 					t.Cleanup(func() {
 						way.cut.Store(false) // nobody has to wait for it
@@ -276,7 +280,8 @@ func TestLoanOfAClientThatIsCutOff(t *testing.T) {
 					if n > 0 && (usedUp || n < held) {
 						return
 					}
-					t.Logf("%d were admitted of %d on loan: again", n, held) // its term was over before, or what was left was less than it seemed
+					// its term was over before, or what was left was less than it seemed
+					t.Logf("%d were admitted of %d on loan: again", n, held)
 					must.NoError(t, client.Close())
 				}
 				t.Fatal("it was never seen")
@@ -299,7 +304,8 @@ func (n *lendingNode) Lend(_ context.Context, in []limit.Borrow, out []limit.Len
 	defer n.mu.Unlock()
 	n.reports = append(n.reports, in...)
 	for i, r := range in {
-		out[i] = limit.Lent{Granted: max(r.Totals.Granted, n.granted), Spent: r.Totals.Spent, Term: algo.LoanTerm, Limit: 1 << 30}
+		out[i] = limit.Lent{Granted: max(r.Totals.Granted, n.granted), Spent: r.Totals.Spent, Term: algo.LoanTerm,
+			Limit: 1 << 30}
 	}
 	return nil, nil
 }
@@ -376,7 +382,8 @@ func TestLoanOverASuspension(t *testing.T) {
 		l.missed(key, 1, &lendable, true)
 	}
 	reports, _ := l.book.Report(l.clock())
-	l.book.Answered(l.clock(), l.clock(), []lend.Answer[*member]{{Number: reports[0].Number, Lent: limit.Lent{Granted: 100, Term: algo.LoanTerm}}})
+	l.book.Answered(l.clock(), l.clock(),
+		[]lend.Answer[*member]{{Number: reports[0].Number, Lent: limit.Lent{Granted: 100, Term: algo.LoanTerm}}})
 	_, _, ok := l.book.Take(key, 1, l.clock)
 	must.True(t, ok, "nothing is lent")
 	wall += int64(2 * algo.LoanTerm)
@@ -394,7 +401,8 @@ func TestReconnectStorm(t *testing.T) {
 			accepted <- theirs
 			return ours, nil
 		}
-		c := must.Value(Dial(t.Context(), "127.0.0.1:1", WithDialOptions(grpc.WithContextDialer(dial)), WithLogger(slog.New(slog.DiscardHandler))))(t)
+		c := must.Value(Dial(t.Context(), "127.0.0.1:1", WithDialOptions(grpc.WithContextDialer(dial)),
+			WithLogger(slog.New(slog.DiscardHandler))))(t)
 		lasts := time.Duration(0)
 		n := 0
 		serve := func(until time.Duration) { // as a node that speaks as much of HTTP/2 as it takes, and hangs up
@@ -461,7 +469,8 @@ func (c *brokenConn) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 // node has said.
 func TestRejectionIsHeard(t *testing.T) {
 	preface, b := []byte("PRI * HTTP/2.0"), make([]byte, 100)
-	rejected := &greetedConn{Conn: &brokenConn{said: append([]byte{0, 0, 11, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11}, "why"...)}}
+	rejected := &greetedConn{Conn: &brokenConn{said: append([]byte{0, 0, 11, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11},
+		"why"...)}}
 	for range 2 { // what is written before and after the first Read
 		n, err := rejected.Write(preface)
 		expect.True(t, n == len(preface) && err == nil, "%d, %v", n, err)

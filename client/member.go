@@ -104,7 +104,8 @@ type member struct {
 	probing  bool                // a probe is to be sent
 	sent     map[uint64]*message // on the open stream, by sequence, without the last answer; nil: no stream is open
 	sequence uint64              // of the last message
-	renumber bool                // the node may not know the numbers that packer has defined: the next message begins anew
+	// the node may not know the numbers that packer has defined: the next message begins anew
+	renumber bool
 
 	// Only for the writer: whether it has asked for readiness and for the topology on this stream, and what packs
 	// messages.
@@ -122,7 +123,8 @@ const (
 )
 
 func newMember(ns *nodes, addr string, conn *grpc.ClientConn) *member {
-	m := &member{nodes: ns, addr: addr, conn: conn, start: make(chan struct{}), wake: fifo.NewSignal(), hurry: fifo.NewSignal(), err: errNoStream}
+	m := &member{nodes: ns, addr: addr, conn: conn, start: make(chan struct{}), wake: fifo.NewSignal(),
+		hurry: fifo.NewSignal(), err: errNoStream}
 	m.ctx, m.cancel = context.WithCancel(ns.ctx)
 	return m
 }

@@ -12,7 +12,8 @@ import (
 // memory answers checks that were refused a moment ago. Its methods are safe for concurrent use; those of a nil *memory
 // do nothing. Instants are those of Client.now.
 type memory struct {
-	hash     func([3]string) uint64 // of policy, namespace and key, without the limit, so that equal states have equal hashes
+	// of policy, namespace and key, without the limit, so that equal states have equal hashes
+	hash     func([3]string) uint64
 	refusals lend.Refusals[subject, Decision]
 }
 

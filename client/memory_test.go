@@ -32,8 +32,10 @@ func refusedBy(d limit.Decision) (*script, *int) {
 	}, &asked
 }
 
-var full = limit.Decision{Policy: "p", Limit: 5, Remaining: 1, RetryAfter: 3 * time.Second, ResetAfter: 500 * time.Millisecond, RememberFor: time.Second,
-	Limits: []limit.LimitStatus{{Limit: 5, RetryAfter: 3 * time.Second, ResetAfter: 8 * time.Second}, {Limit: 4, ResetAfter: time.Second}}}
+var full = limit.Decision{Policy: "p", Limit: 5, Remaining: 1, RetryAfter: 3 * time.Second,
+	ResetAfter: 500 * time.Millisecond, RememberFor: time.Second,
+	Limits: []limit.LimitStatus{{Limit: 5, RetryAfter: 3 * time.Second, ResetAfter: 8 * time.Second},
+		{Limit: 4, ResetAfter: time.Second}}}
 
 func TestARefusalIsRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -92,7 +94,8 @@ func TestAdmittedFromALoanIsAskedAgain(t *testing.T) {
 			}
 			now := c.loans.clock()
 			for _, r := range first(c.loans.book.Report(now)) {
-				c.loans.book.Answered(now, now, []lend.Answer[*member]{{Number: r.Number, Lent: limit.Lent{Granted: 10, Term: time.Hour}}})
+				c.loans.book.Answered(now, now,
+					[]lend.Answer[*member]{{Number: r.Number, Lent: limit.Lent{Granted: 10, Term: time.Hour}}})
 			}
 			p := c.Policy("p")
 			for range 2 {
@@ -151,27 +154,34 @@ func TestWhatIsAskedAgain(t *testing.T) {
 		asked  int
 	}{
 		{name: "a plain one is not", answer: full, first: plain, do: ask(plain), asked: 1},
-		{name: "an inline one is not", answer: full, first: Check{Limit: small, Key: "a"}, do: ask(Check{Limit: small, Key: "a"}), asked: 1},
-		{name: "with WithRetry it is not", answer: full, opts: []Option{WithRetry()}, first: plain, do: ask(plain), asked: 1},
-		{name: "one under the caller's id, asked again without", answer: full, first: Check{Policy: "p", Key: "a", RequestID: "r"}, do: ask(plain), asked: 1},
+		{name: "an inline one is not", answer: full, first: Check{Limit: small, Key: "a"},
+			do: ask(Check{Limit: small, Key: "a"}), asked: 1},
+		{name: "with WithRetry it is not", answer: full, opts: []Option{WithRetry()}, first: plain, do: ask(plain),
+			asked: 1},
+		{name: "one under the caller's id, asked again without", answer: full,
+			first: Check{Policy: "p", Key: "a", RequestID: "r"}, do: ask(plain), asked: 1},
 		{name: "WithoutMemory", answer: full, opts: []Option{WithoutMemory()}, first: plain, do: ask(plain), asked: 2},
 		{name: "what may not be remembered", answer: not, first: plain, do: ask(plain), asked: 2},
 		{name: "shadow", answer: shadow, first: plain, do: ask(plain), asked: 2},
 		{name: "partial", answer: full, first: Check{Policy: "p", Key: "a", Partial: true}, do: ask(plain), asked: 2},
-		{name: "asked partially", answer: full, first: plain, do: ask(Check{Policy: "p", Key: "a", Partial: true}), asked: 2},
+		{name: "asked partially", answer: full, first: plain, do: ask(Check{Policy: "p", Key: "a", Partial: true}),
+			asked: 2},
 		{name: "peek", answer: full, first: plain, do: ask(Check{Policy: "p", Key: "a", Peek: true}), asked: 2},
-		{name: "request id", answer: full, first: plain, do: ask(Check{Policy: "p", Key: "a", RequestID: "r"}), asked: 2},
-		{name: "another limit", answer: full, first: Check{Limit: small, Key: "a"}, do: ask(Check{Limit: large, Key: "a"}), asked: 2},
+		{name: "request id", answer: full, first: plain, do: ask(Check{Policy: "p", Key: "a", RequestID: "r"}),
+			asked: 2},
+		{name: "another limit", answer: full, first: Check{Limit: small, Key: "a"},
+			do: ask(Check{Limit: large, Key: "a"}), asked: 2},
 		{name: "refund", answer: full, first: plain, asked: 2, do: func(t *testing.T, c *Client) {
 			_, err := c.Policy("p").Refund(t.Context(), "a", 1)
 			expect.NoError(t, err)
 			ask(plain)(t, c)
 		}},
-		{name: "refund under another limit", answer: full, first: Check{Limit: small, Key: "a"}, asked: 2, do: func(t *testing.T, c *Client) {
-			_, err := c.Inline("", *large).Refund(t.Context(), "a", 1)
-			expect.NoError(t, err)
-			ask(Check{Limit: small, Key: "a"})(t, c)
-		}},
+		{name: "refund under another limit", answer: full, first: Check{Limit: small, Key: "a"}, asked: 2,
+			do: func(t *testing.T, c *Client) {
+				_, err := c.Inline("", *large).Refund(t.Context(), "a", 1)
+				expect.NoError(t, err)
+				ask(Check{Limit: small, Key: "a"})(t, c)
+			}},
 		{name: "reset", answer: full, first: plain, asked: 2, do: func(t *testing.T, c *Client) {
 			expect.NoError(t, c.Policy("p").Reset(t.Context(), "a"))
 			ask(plain)(t, c)
@@ -181,10 +191,11 @@ func TestWhatIsAskedAgain(t *testing.T) {
 			expect.True(t, err == nil && r.Cancel() == nil, "%v", err)
 			ask(plain)(t, c)
 		}},
-		{name: "a batch of which all are known", answer: full, first: plain, asked: 1, do: func(t *testing.T, c *Client) {
-			rs, err := c.Check(t.Context(), []Check{plain, plain})
-			expect.True(t, err == nil && len(rs) == 2 && rs[1].RetryAfter != 0, "%+v, %v", rs, err)
-		}},
+		{name: "a batch of which all are known", answer: full, first: plain, asked: 1,
+			do: func(t *testing.T, c *Client) {
+				rs, err := c.Check(t.Context(), []Check{plain, plain})
+				expect.True(t, err == nil && len(rs) == 2 && rs[1].RetryAfter != 0, "%+v, %v", rs, err)
+			}},
 		{name: "a batch of which one is not", answer: full, first: plain, asked: 2, do: func(t *testing.T, c *Client) {
 			rs, err := c.Check(t.Context(), []Check{plain, {Policy: "p", Key: "b"}})
 			expect.True(t, err == nil && len(rs) == 2 && rs[0].RetryAfter != 0, "%+v, %v", rs, err)
@@ -271,7 +282,8 @@ func TestReservationsThatAreNotAnswered(t *testing.T) {
 		{name: "at once", answers: []error{nil}, calls: []error{nil, nil}},
 		{name: "run out", answers: []error{gone, gone}, calls: []error{ErrNotFound, ErrNotFound}},
 		{name: "the first call did it", answers: []error{down, down, gone}, calls: []error{nil, nil}},
-		{name: "perhaps it has run out", answers: []error{down, gone}, before: time.Minute, calls: []error{ErrNotFound}},
+		{name: "perhaps it has run out", answers: []error{down, gone}, before: time.Minute,
+			calls: []error{ErrNotFound}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -88,7 +88,8 @@ type nodes struct {
 func newNodes(a address, o options) (*nodes, error) {
 	ns := &nodes{
 		address: a, dial: dialSettings(&o), timeout: o.timeout, cooldown: o.cooldown, now: stopwatch(),
-		requests: sync.Pool{New: func() any { return newRequest() }}, changed: make(chan struct{}), unreached: fifo.NewSignal(),
+		requests: sync.Pool{New: func() any { return newRequest() }}, changed: make(chan struct{}),
+		unreached: fifo.NewSignal(),
 	}
 	ns.turn.Store(rand.Uint64()) // so that not all clients begin with the same node
 	if ns.cooldown <= 0 {

@@ -172,7 +172,8 @@ func (o *outage) answered(now time.Duration) {
 	lasted, answers, reason := o.last-o.began, o.answers.Load()-o.before, o.reason
 	o.mu.Unlock()
 	if over && o.log != nil {
-		o.log.Warn("rate limit nodes answer again", "reason", reason, "on_error", o.onError.String(), "answered_without_node", answers, "lasted", lasted)
+		o.log.Warn("rate limit nodes answer again", "reason", reason, "on_error", o.onError.String(),
+			"answered_without_node", answers, "lasted", lasted)
 	}
 }
 

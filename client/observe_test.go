@@ -103,7 +103,8 @@ func TestReadySays(t *testing.T) {
 	n.LimiterServer = denies
 	addr, _ := serve(t, n)
 	c := dial(t, addr, WithTimeout(time.Minute))
-	for code, want := range map[codes.Code]error{codes.Unauthenticated: ErrUnauthenticated, codes.PermissionDenied: ErrDenied, codes.InvalidArgument: nil} {
+	for code, want := range map[codes.Code]error{codes.Unauthenticated: ErrUnauthenticated,
+		codes.PermissionDenied: ErrDenied, codes.InvalidArgument: nil} {
 		denies.check = status.Error(code, "so")
 		expect.ErrorIs(t, c.Ready(t.Context()), want, "%v", code)
 	}

@@ -118,7 +118,8 @@ func changeOf(change *weirv1.OverrideChange, err error) (out OverrideChange, _ e
 
 func overrideOf(o *weirv1.Override) Override {
 	return Override{
-		Policy: o.GetPolicy(), Key: o.GetKey(), Prefix: o.GetPrefix(), Settings: o.GetSettings(), Version: o.GetVersion(),
+		Policy: o.GetPolicy(), Key: o.GetKey(), Prefix: o.GetPrefix(), Settings: o.GetSettings(),
+		Version:   o.GetVersion(),
 		ChangedBy: o.GetChangedBy(), ChangedAt: time.UnixMilli(o.GetChangedAtUnixMs()).UTC(), Inactive: o.GetInactive(),
 	}
 }

@@ -145,7 +145,8 @@ func TestOwnersOfAnotherRing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := &weirv1.TopologyResponse{
-				HashKey: testKey.Bytes(), RingSettings: ring.SettingsFingerprint(testKey), Ring: ring.Build([]string{"a", "b"}).Fingerprint(),
+				HashKey: testKey.Bytes(), RingSettings: ring.SettingsFingerprint(testKey),
+				Ring:    ring.Build([]string{"a", "b"}).Fingerprint(),
 				Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:1"}, {Name: "b"}},
 			}
 			got := newTopology(top, nil)
@@ -268,12 +269,14 @@ func TestHungNode(t *testing.T) {
 
 	resume := last.hang()
 	n, failed := asked(60)
-	expect.True(t, n == 1 && failed == 1, "the node that hangs was asked %d times, %d questions went unanswered; want 1 and 1", n, failed)
+	expect.True(t, n == 1 && failed == 1,
+		"the node that hangs was asked %d times, %d questions went unanswered; want 1 and 1", n, failed)
 	expect.Equal(t, last.probed.Load(), 0, "probes before the cooldown had passed")
 	m.probe() // as after the cooldown
 	testkit.Eventually(t, "the probe to come", func() bool { return last.probed.Load() == 1 })
 	n, failed = asked(30)
-	expect.True(t, n == 0 && failed == 0, "asked %d times without an answer to the probe, %d questions went unanswered", n, failed)
+	expect.True(t, n == 0 && failed == 0, "asked %d times without an answer to the probe, %d questions went unanswered",
+		n, failed)
 	resume()
 	testkit.Eventually(t, "the node to be asked again", func() bool {
 		n, failed := asked(1)
@@ -356,7 +359,8 @@ func TestNames(t *testing.T) {
 	l := must.Value(net.Listen("unix", socket))(t)
 	n.serve(t, l)
 	for _, address := range []string{
-		addr, "localhost:" + port, "dns:///localhost:" + port, "passthrough:///" + addr, "unix:" + socket, "unix://" + socket,
+		addr, "localhost:" + port, "dns:///localhost:" + port, "passthrough:///" + addr, "unix:" + socket,
+		"unix://" + socket,
 	} {
 		t.Run(address, func(t *testing.T) {
 			c := dial(t, address, WithTimeout(time.Minute))

@@ -292,7 +292,8 @@ func TestConcurrentUse(t *testing.T) {
 
 func TestDialAddress(t *testing.T) {
 	for _, address := range []string{
-		"", "localhost", ":8081", "localhost:", "localhost:0", "localhost:70000", "localhost:http", "a:1,", "a:1,,b:2", "a:1,b",
+		"", "localhost", ":8081", "localhost:", "localhost:0", "localhost:70000", "localhost:http", "a:1,", "a:1,,b:2",
+		"a:1,b",
 		"http://localhost:8080",
 	} {
 		c, err := Dial(t.Context(), address)
@@ -302,7 +303,8 @@ func TestDialAddress(t *testing.T) {
 			_ = c.Close()
 		}
 	}
-	for _, address := range []string{"localhost:1", "[::1]:1", "a:1, b:2", "dns:///localhost:1", "unix:/no/such/socket"} {
+	for _, address := range []string{"localhost:1", "[::1]:1", "a:1, b:2", "dns:///localhost:1",
+		"unix:/no/such/socket"} {
 		c, err := Dial(t.Context(), address)
 		if err != nil {
 			t.Errorf("%q: %v", address, err)
@@ -327,7 +329,8 @@ func TestTLS(t *testing.T) {
 // overloadedNode rejects everything for want of room, as a node does before it reads anything.
 type overloadedNode struct{ weirv1.LimiterServer }
 
-var errOverload = status.Error(codes.ResourceExhausted, "there are 5 streams at a time already, as many as this node has memory for")
+var errOverload = status.Error(codes.ResourceExhausted,
+	"there are 5 streams at a time already, as many as this node has memory for")
 
 func (overloadedNode) CheckStream(weirv1.Limiter_CheckStreamServer) error { return errOverload }
 

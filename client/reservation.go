@@ -57,7 +57,8 @@ func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, Decisi
 }
 
 // ReserveN is ReserveWork for work that costs at most n units, at least 1, with a ttl (see Work.TTL).
-func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Duration) (*Reservation, Decision, error) {
+func (l *Limiter) ReserveN(ctx context.Context, key string, n int64,
+	ttl time.Duration) (*Reservation, Decision, error) {
 	if n < 1 {
 		return nil, Decision{}, invalid("cost", "must be at least 1, not %d", n)
 	}
@@ -88,7 +89,8 @@ func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reserva
 // work returns a Work as a check, and as the message for the Service.
 func (l *Limiter) work(key string, w *Work) (*limit.Check, limit.Reserve, *Error) {
 	ck := l.check(key, w.Cost)
-	ask := limit.Reserve{Target: ck.Target, Amount: limit.Amount{Cost: w.Cost, Usage: w.Usage}, Class: w.Class, TTL: w.TTL}
+	ask := limit.Reserve{Target: ck.Target, Amount: limit.Amount{Cost: w.Cost, Usage: w.Usage}, Class: w.Class,
+		TTL: w.TTL}
 	if w.Cost == 0 && w.Usage == nil {
 		ck.Cost, ask.Cost, ask.Estimate = 1, 1, true
 	}
@@ -126,7 +128,8 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 		cs[i], asks[i] = *ck, ask
 	}
 	asked := c.now()
-	all, err := c.grantAll(ctx, cs, false, func(ctx context.Context) (AllDecision, error) { return c.svc.ReserveAll(ctx, asks) })
+	all, err := c.grantAll(ctx, cs, false,
+		func(ctx context.Context) (AllDecision, error) { return c.svc.ReserveAll(ctx, asks) })
 	if err != nil || !all.Allowed {
 		return nil, all, err
 	}
@@ -212,7 +215,8 @@ func (r *Reservation) extend(ctx context.Context, a limit.Amount, ttl time.Durat
 	}
 	asked, extended := r.c.now(), false
 	d, err = r.c.grantOne(ctx, ck, func(ctx context.Context) (Decision, error) {
-		d, err := r.c.svc.Extend(ctx, limit.Extend{Target: r.target, Amount: a, ReservationID: r.id, TTL: ttl, RequestID: ck.RequestID})
+		d, err := r.c.svc.Extend(ctx,
+			limit.Extend{Target: r.target, Amount: a, ReservationID: r.id, TTL: ttl, RequestID: ck.RequestID})
 		extended = err == nil && d.Allowed
 		return d, err
 	})

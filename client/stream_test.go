@@ -303,12 +303,14 @@ func TestTimeoutsAreTheCallersOwn(t *testing.T) {
 		var p packer
 		m := &message{}
 		for _, left := range test.left {
-			f := &request{checks: []limit.Check{{Target: limit.Target{Policy: "five", Key: "k"}}}, until: time.Hour + left}
+			f := &request{checks: []limit.Check{{Target: limit.Target{Policy: "five", Key: "k"}}},
+				until: time.Hour + left}
 			m.checks = append(m.checks, pending{f, 0})
 		}
 		for range 2 { // what is left of the message before is gone
 			got := p.pack(m, time.Hour)
-			expect.True(t, got.TimeoutMs == 0 && slices.Equal(got.TimeoutsMs, test.want), "%v: %d, %d", test.left, got.TimeoutMs, got.TimeoutsMs)
+			expect.True(t, got.TimeoutMs == 0 && slices.Equal(got.TimeoutsMs, test.want), "%v: %d, %d", test.left,
+				got.TimeoutMs, got.TimeoutsMs)
 		}
 	}
 }

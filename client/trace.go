@@ -29,5 +29,6 @@ func withTrace(ctx context.Context) context.Context {
 	if md, ok := metadata.FromOutgoingContext(ctx); ok && len(md.Get(traceparent)) > 0 {
 		return ctx
 	}
-	return metadata.AppendToOutgoingContext(ctx, traceparent, "00-"+c.TraceID().String()+"-"+c.SpanID().String()+"-"+c.TraceFlags().String())
+	return metadata.AppendToOutgoingContext(ctx, traceparent,
+		"00-"+c.TraceID().String()+"-"+c.SpanID().String()+"-"+c.TraceFlags().String())
 }

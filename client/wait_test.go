@@ -27,7 +27,8 @@ type script struct {
 }
 
 // CheckTo is ended by ctx's Deadline, as that of a cluster.
-func (s *script) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denials, results []limit.Result) (err error) {
+func (s *script) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denials,
+	results []limit.Result) (err error) {
 	ctx, cancel := timed(ctx)
 	defer cancel()
 	for i, ck := range checks {
@@ -89,7 +90,8 @@ func scripted(t *testing.T, s *script, opts ...Option) *Client {
 }
 
 // answers returns a check function that gives each of ds in turn, and the instants at which it was asked.
-func answers(ds ...limit.Decision) (check func(context.Context, limit.Check) (limit.Decision, error), asked *[]time.Duration) {
+func answers(ds ...limit.Decision) (check func(context.Context,
+	limit.Check) (limit.Decision, error), asked *[]time.Duration) {
 	start := time.Now()
 	asked = new([]time.Duration)
 	return func(context.Context, limit.Check) (limit.Decision, error) {
@@ -124,18 +126,22 @@ func TestWait(t *testing.T) {
 		{name: "no busy loop", answers: []limit.Decision{{RetryAfter: 1}, {RetryAfter: 0}, admitted}, asked: 3,
 			min: 2 * minSleep, max: 2 * (minSleep + minSleep/8)},
 		{name: "never", answers: []limit.Decision{{RetryAfter: Never}}, want: ErrNever, asked: 1},
-		{name: "within the deadline", answers: []limit.Decision{in10s, admitted}, deadline: 10*time.Second + 1, asked: 2,
-			min: 10 * time.Second, max: 10 * time.Second},
-		{name: "beyond the deadline", answers: []limit.Decision{in10s}, deadline: 10*time.Second - 1, want: ErrDeadline, asked: 1},
+		{name: "within the deadline", answers: []limit.Decision{in10s, admitted}, deadline: 10*time.Second + 1,
+			asked: 2,
+			min:   10 * time.Second, max: 10 * time.Second},
+		{name: "beyond the deadline", answers: []limit.Decision{in10s}, deadline: 10*time.Second - 1, want: ErrDeadline,
+			asked: 1},
 		{name: "refused again, then beyond the deadline", answers: []limit.Decision{in10s}, deadline: 15 * time.Second,
 			want: ErrDeadline, asked: 2, min: 10 * time.Second, max: 10*time.Second + maxSpread},
 		{name: "queue", answers: []limit.Decision{in10s, {Allowed: true, Delay: 5 * time.Second}}, asked: 2,
 			min: 15 * time.Second, max: 15*time.Second + maxSpread},
 		{name: "the cluster fails open", answers: []limit.Decision{{Allowed: true, FailedOpen: true}}, asked: 1},
-		{name: "the cluster fails closed for a while", answers: []limit.Decision{{FailedClosed: true, RetryAfter: Never}, {FailedClosed: true}, admitted},
-			asked: 3, min: 2 * failedRetry, max: 2 * (failedRetry + maxSpread)},
-		{name: "the cluster fails closed until the deadline", answers: []limit.Decision{{FailedClosed: true}}, deadline: 2*failedRetry + failedRetry/2,
-			want: ErrUnavailable, asked: 3, min: 2 * failedRetry, max: 2 * (failedRetry + maxSpread)},
+		{name: "the cluster fails closed for a while",
+			answers: []limit.Decision{{FailedClosed: true, RetryAfter: Never}, {FailedClosed: true}, admitted},
+			asked:   3, min: 2 * failedRetry, max: 2 * (failedRetry + maxSpread)},
+		{name: "the cluster fails closed until the deadline", answers: []limit.Decision{{FailedClosed: true}},
+			deadline: 2*failedRetry + failedRetry/2,
+			want:     ErrUnavailable, asked: 3, min: 2 * failedRetry, max: 2 * (failedRetry + maxSpread)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

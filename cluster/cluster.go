@@ -180,7 +180,8 @@ func advertised(ctx context.Context, cfg Config, t *transport) (netip.AddrPort, 
 	default:
 		own, _, err := t.FinalAdvertiseAddr("", 0)
 		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("advertise: cannot tell which address others reach this node at: %w", err)
+			return netip.AddrPort{}, fmt.Errorf("advertise: cannot tell which address others reach this node at: %w",
+				err)
 		}
 		ip, _ = netip.AddrFromSlice(own)
 	}
@@ -374,8 +375,9 @@ type timers struct {
 
 func newTimers(cfg *Config) *timers {
 	t := &timers{
-		silence: time.NewTimer(cfg.SeedTimeout), settle: time.NewTimer(cfg.Settle), conflict: time.NewTimer(cfg.ConflictTimeout),
-		minute: time.NewTicker(time.Minute), repeat: time.NewTimer(repeatAfter),
+		silence: time.NewTimer(cfg.SeedTimeout), settle: time.NewTimer(cfg.Settle),
+		conflict: time.NewTimer(cfg.ConflictTimeout),
+		minute:   time.NewTicker(time.Minute), repeat: time.NewTimer(repeatAfter),
 	}
 	t.silence.Stop()
 	t.conflict.Stop()
@@ -488,7 +490,8 @@ func (c *Cluster) publish() bool {
 	c.view.Store(v)
 	close(old.replaced)
 	if old.Self.State != v.Self.State || old.Alone != v.Alone && v.Self.State == Active {
-		c.log.Info("node state changed", "name", v.Self.Name, "state", v.Self.State.String(), "members", len(v.Members), "detail", v.Detail)
+		c.log.Info("node state changed", "name", v.Self.Name, "state", v.Self.State.String(), "members", len(v.Members),
+			"detail", v.Detail)
 	}
 	return true
 }

@@ -213,7 +213,8 @@ func freePorts(t *testing.T, n int) []int {
 	t.Helper()
 	var ports []int
 	for range n {
-		transport := must.Value(listen(t.Context(), Config{}.withDefaults(), nil, newGossipLog(slog.New(slog.DiscardHandler), func() {})))(t)
+		transport := must.Value(listen(t.Context(), Config{}.withDefaults(), nil,
+			newGossipLog(slog.New(slog.DiscardHandler), func() {})))(t)
 		defer transport.Shutdown()
 		ports = append(ports, transport.GetAutoBindPort())
 	}
@@ -260,7 +261,8 @@ func TestThreeNodes(t *testing.T) {
 	b.SetPolicyHash(4711)
 	<-v.Replaced()
 	for _, n := range []testNode{a, b, c} {
-		testkit.Eventually(t, "the policies' hash is known", func() bool { return n.View().Member("b").PolicyHash == 4711 })
+		testkit.Eventually(t, "the policies' hash is known",
+			func() bool { return n.View().Member("b").PolicyHash == 4711 })
 	}
 	expect.True(t, b.View().Ring == v.Ring && b.View().Version > v.Version,
 		"news without a change of the ring changed the ring, or not the version")
@@ -309,7 +311,8 @@ func TestLeave(t *testing.T) {
 	expect.True(t, m != nil && m.State == Leaving, "a leaving node is no member any more: %+v", m)
 	expect.NoError(t, b.Leave(t.Context()), "leaving again")
 	expect.NoError(t, b.Close())
-	testkit.Eventually(t, "b is gone", func() bool { return a.View().Member("b") == nil && c.View().Member("b") == nil })
+	testkit.Eventually(t, "b is gone",
+		func() bool { return a.View().Member("b") == nil && c.View().Member("b") == nil })
 	expect.NoError(t, b.Close(), "closing again")
 	expect.ErrorIs(t, b.Leave(t.Context()), errClosed, "leaving after Close")
 	expect.True(t, !strings.Contains(a.log.String(), "member lost"), "a took b, which had left, for dead")
@@ -395,7 +398,8 @@ func TestDoubt(t *testing.T) {
 	views := []*View{nodes[0].View(), nodes[1].View()}
 	cable.cut(seeds[2])
 	for _, n := range nodes[:2] {
-		testkit.Eventually(t, "gossip takes c for dead", func() bool { return strings.Contains(n.log.String(), "suspected member answered") })
+		testkit.Eventually(t, "gossip takes c for dead",
+			func() bool { return strings.Contains(n.log.String(), "suspected member answered") })
 	}
 	cable.cut()
 	// Dead to the list, it is up again once it has refuted that.
@@ -541,8 +545,10 @@ func TestOtherSettings(t *testing.T) {
 	}
 	v := stranger.View()
 	expect.True(t, v.Self.State == Joining && len(v.Members) == 1, "the stranger has view %+v", v)
-	testkit.Eventually(t, "a logs the rejection", func() bool { return strings.Contains(a.log.String(), `msg="node rejected"`) })
-	testkit.Eventually(t, "the stranger has knocked twice", func() bool { return strings.Count(a.log.String(), "ignoring alive message") >= 2 })
+	testkit.Eventually(t, "a logs the rejection",
+		func() bool { return strings.Contains(a.log.String(), `msg="node rejected"`) })
+	testkit.Eventually(t, "the stranger has knocked twice",
+		func() bool { return strings.Count(a.log.String(), "ignoring alive message") >= 2 })
 	n := strings.Count(a.log.String(), "level=ERROR")
 	expect.True(t, n == 1, "the rejection is logged %d times", n)
 	expect.Equal(t, a.View().Member("c"), nil, "the stranger is a member")
@@ -708,7 +714,8 @@ func TestSilentSeeds(t *testing.T) {
 	a := startNode(t, config("a"), func(c *Config) { c.GossipPort = port })
 	agree(t, a, b)
 	testkit.Eventually(t, "all is well", func() bool { ready, detail := b.Ready(); return ready && detail == "" })
-	testkit.Eventually(t, "b logs that a answers", func() bool { return strings.Contains(b.log.String(), "seed reached") })
+	testkit.Eventually(t, "b logs that a answers",
+		func() bool { return strings.Contains(b.log.String(), "seed reached") })
 	n := strings.Count(b.log.String(), "does not resolve")
 	expect.True(t, n == 1, "the name that does not resolve is logged %d times", n)
 	noFatal(t, a, b)
@@ -739,7 +746,8 @@ func TestForeignGossip(t *testing.T) {
 	must.NoError(t, err)
 	defer foreign.Shutdown()
 	must.Value(foreign.Join([]string{a.gossip()}))(t)
-	testkit.Eventually(t, "the rejection is logged", func() bool { return strings.Contains(a.log.String(), "not the gossip name of a weir node") })
+	testkit.Eventually(t, "the rejection is logged",
+		func() bool { return strings.Contains(a.log.String(), "not the gossip name of a weir node") })
 	expect.Equal(t, len(a.View().Members), 1, "members")
 	noFatal(t, a)
 }
@@ -754,8 +762,10 @@ func TestStartErrors(t *testing.T) {
 	}{
 		{"port in use", func(c *Config) { c.GossipPort = port }, []string{"gossip-port", a.gossip(), "in use"}},
 		{"not our address", func(c *Config) { c.Bind = "192.0.2.1" }, []string{"gossip-port", "192.0.2.1"}},
-		{"advertise what does not resolve", func(c *Config) { c.Advertise = "no-such-host.invalid" }, []string{"advertise", "no-such-host.invalid"}},
-		{"seed elsewhere, bound to loopback", func(c *Config) { c.Join = []string{"192.0.2.1:7946"} }, []string{"join", "192.0.2.1:7946", "bind"}},
+		{"advertise what does not resolve", func(c *Config) { c.Advertise = "no-such-host.invalid" },
+			[]string{"advertise", "no-such-host.invalid"}},
+		{"seed elsewhere, bound to loopback", func(c *Config) { c.Join = []string{"192.0.2.1:7946"} },
+			[]string{"join", "192.0.2.1:7946", "bind"}},
 		{"invalid", func(c *Config) { c.Name = "" }, []string{"name"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

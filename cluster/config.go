@@ -227,7 +227,8 @@ func ParseKeys(file string, text []byte) ([][]byte, error) {
 		return nil, fmt.Errorf("%s holds no key; make one with: openssl rand -base64 32", file)
 	}
 	if len(keys) > MaxKeys {
-		return nil, fmt.Errorf("%s holds %d keys, at most %d make sense: each is tried on what arrives", file, len(keys), MaxKeys)
+		return nil, fmt.Errorf("%s holds %d keys, at most %d make sense: each is tried on what arrives", file,
+			len(keys), MaxKeys)
 	}
 	return keys, nil
 }

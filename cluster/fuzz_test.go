@@ -11,7 +11,8 @@ import (
 // that names the file and does not repeat a line.
 func FuzzParseKeys(f *testing.F) {
 	for _, file := range []string{
-		"", "\n", "MDEyMzQ1Njc4OWFiY2RlZg==\n", "MDEyMzQ1Njc4OWFiY2RlZg==\nMDEyMzQ1Njc4OWFiY2RlZg==\n", "# keys\nMDEyMzQ1Njc4OWFiY2RlZg==",
+		"", "\n", "MDEyMzQ1Njc4OWFiY2RlZg==\n", "MDEyMzQ1Njc4OWFiY2RlZg==\nMDEyMzQ1Njc4OWFiY2RlZg==\n",
+		"# keys\nMDEyMzQ1Njc4OWFiY2RlZg==",
 		"c2hvcnQ=\n", "not base64\n", "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3\r\n", "\xff\n",
 	} {
 		f.Add(file)

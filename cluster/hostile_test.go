@@ -83,7 +83,8 @@ func sealStream(key, b []byte, version byte) []byte {
 // invented is a process that is not there, and says that it is of this cluster.
 func invented(name string, boot uint64, addr string) node {
 	return node{identity{name, boot}, netip.MustParseAddrPort(addr), metadata{
-		protocol: protocol, state: Active, settings: ring.SettingsFingerprint(ring.HashKey{}), peer: 1, http: 2, grpc: 3,
+		protocol: protocol, state: Active, settings: ring.SettingsFingerprint(ring.HashKey{}), peer: 1, http: 2,
+		grpc: 3,
 	}}
 }
 
@@ -123,7 +124,8 @@ func TestInventedMembers(t *testing.T) {
 			testkit.Eventually(t, "all invented members have been asked in vain", func() bool {
 				<-pace.C       // a flood that fills the socket's buffer is another matter
 				for range 10 { // again and again: packets get lost, and a thief is persistent
-					n := invented(fmt.Sprint("x", i%many), 1<<63, fmt.Sprintf("127.0.%d.%d:7946", 1+i%many/250, 1+i%many%250))
+					n := invented(fmt.Sprint("x", i%many), 1<<63,
+						fmt.Sprintf("127.0.%d.%d:7946", 1+i%many/250, 1+i%many%250))
 					send(aliveMessage(n, 1))
 					i++
 				}
@@ -131,7 +133,8 @@ func TestInventedMembers(t *testing.T) {
 			})
 			agree(t, a, b, c)
 			// The library would look for each of those that it lists, and for the others less often.
-			testkit.Eventually(t, "three members alone", func() bool { return len(a.View().Members) == 3 && a.list.NumMembers() == 3 })
+			testkit.Eventually(t, "three members alone",
+				func() bool { return len(a.View().Members) == 3 && a.list.NumMembers() == 3 })
 			lines := 0
 			for line := range strings.Lines(a.log.String()) {
 				if !strings.Contains(line, "level=DEBUG") && strings.Contains(line, `msg="process `) {
@@ -190,7 +193,8 @@ func TestGossipEndsNobody(t *testing.T) {
 		_, detail := c.Ready()
 		return strings.Contains(detail, "another cluster secret")
 	})
-	testkit.Eventually(t, "and, when it hears no more of it, goes its way", func() bool { return c.View().Self.State == Active })
+	testkit.Eventually(t, "and, when it hears no more of it, goes its way",
+		func() bool { return c.View().Self.State == Active })
 	noFatal(t, c)
 }
 
@@ -207,8 +211,10 @@ func TestRivalThatIsGone(t *testing.T) {
 	a := startNode(t, config("a"))
 	b := startNode(t, config("b", a.gossip()))
 	agree(t, a, b)
-	second := startNode(t, config("b", a.gossip()), func(c *Config) { c.ConflictTimeout, c.SeedTimeout = 3*time.Second, patience })
-	testkit.Eventually(t, "the second sees the first", func() bool { _, detail := second.Ready(); return strings.Contains(detail, "in use") })
+	second := startNode(t, config("b", a.gossip()),
+		func(c *Config) { c.ConflictTimeout, c.SeedTimeout = 3*time.Second, patience })
+	testkit.Eventually(t, "the second sees the first",
+		func() bool { _, detail := second.Ready(); return strings.Contains(detail, "in use") })
 	answerAt(b.cfg.PeerPort, nil) // though its gossip goes on
 	testkit.Eventually(t, "the second takes the name", func() bool { return second.View().Self.State == Active })
 	noFatal(t, second)
@@ -331,13 +337,15 @@ func TestHostileConnections(t *testing.T) {
 					return opened.Load() > int64(400*(i+1))
 				})
 				b.SetPolicyHash(uint32(1000 + i))
-				testkit.Eventually(t, "news pass", func() bool { m := a.View().Member("b"); return m != nil && m.PolicyHash == uint32(1000+i) })
+				testkit.Eventually(t, "news pass",
+					func() bool { m := a.View().Member("b"); return m != nil && m.PolicyHash == uint32(1000+i) })
 			}
 			c := startNode(t, config("c", a.gossip()), keyed)
 			agree(t, a, b, c)
 			close(stop)
 			attack.Wait()
-			t.Logf("%d connections sent %d MiB; the heap grew by %d MiB at most", opened.Load(), sent.Load()>>20, most.Load()>>20)
+			t.Logf("%d connections sent %d MiB; the heap grew by %d MiB at most", opened.Load(), sent.Load()>>20,
+				most.Load()>>20)
 			expect.True(t, most.Load() <= 64<<20, "the heap grew by %d MiB", most.Load()>>20)
 			noFatal(t, a, b, c)
 			testkit.Eventually(t, "their places are free again", func() bool {
@@ -526,7 +534,8 @@ func FuzzScreenStream(f *testing.F) {
 func FuzzAlive(f *testing.F) {
 	f.Add("b/8000000000000001", []byte{127, 0, 0, 1}, uint16(7946), invented("b", 1, "127.0.0.1:7946").encode())
 	f.Add("a/8000000000000001", []byte{}, uint16(0), []byte("WE"))
-	c := &Cluster{cfg: Config{}.withDefaults(), log: slog.New(slog.DiscardHandler), wake: make(chan struct{}, 1), ctx: f.Context(), refusals: map[string]bool{}}
+	c := &Cluster{cfg: Config{}.withDefaults(), log: slog.New(slog.DiscardHandler), wake: make(chan struct{}, 1),
+		ctx: f.Context(), refusals: map[string]bool{}}
 	c.self = invented("a", 1, "127.0.0.1:7946")
 	c.self.state = Joining
 	c.cfg.SettingsFingerprint = c.self.settings

@@ -112,7 +112,8 @@ func (c *Cluster) Prove(text string) []byte {
 func (c *Cluster) Proven(text string, by []byte) bool {
 	c.keys.Lock()
 	defer c.keys.Unlock()
-	return c.keyring != nil && slices.ContainsFunc(c.keyring.GetKeys(), func(key []byte) bool { return hmac.Equal(proof(key, text), by) })
+	return c.keyring != nil &&
+		slices.ContainsFunc(c.keyring.GetKeys(), func(key []byte) bool { return hmac.Equal(proof(key, text), by) })
 }
 
 func proof(key []byte, text string) []byte {

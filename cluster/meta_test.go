@@ -38,8 +38,10 @@ func TestIdentity(t *testing.T) {
 	id := identity{"weir-0.weir_x", 0xfedcba9876543210}
 	got, err := parseIdentity(id.String())
 	expect.True(t, err == nil && got == id, "parsed %+v, %v, want %+v", got, err, id)
-	for _, bad := range []string{"", "/", "a", "a/", "a/1", "/0000000000000001", "a b/0000000000000001", "a/000000000000000g",
-		"a/+000000000000001", "a/b/0000000000000001", "a/00000000000000011", strings.Repeat("a", 64) + "/0000000000000001"} {
+	for _, bad := range []string{"", "/", "a", "a/", "a/1", "/0000000000000001", "a b/0000000000000001",
+		"a/000000000000000g",
+		"a/+000000000000001", "a/b/0000000000000001", "a/00000000000000011",
+		strings.Repeat("a", 64) + "/0000000000000001"} {
 		id, err := parseIdentity(bad)
 		expect.True(t, err != nil, "%q is accepted as %+v", bad, id)
 	}
@@ -49,7 +51,8 @@ func FuzzDecodeMetadata(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("WE\x01\x02"))
 	f.Add([]byte("WE\x02\x02"))
-	f.Add(metadata{protocol: protocol, state: Active, generation: 1, settings: 2, policy: 3, peer: 4, http: 5, grpc: 6, voters: 7, envoy: 8}.encode())
+	f.Add(metadata{protocol: protocol, state: Active, generation: 1, settings: 2, policy: 3, peer: 4, http: 5, grpc: 6,
+		voters: 7, envoy: 8}.encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := decodeMetadata(b)
 		if err != nil || m.protocol != protocol {

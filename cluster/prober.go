@@ -29,7 +29,8 @@ type Identity struct {
 // Identity returns what this process answers.
 func (c *Cluster) Identity() Identity {
 	return Identity{
-		Name: c.self.name, Boot: c.self.boot, State: c.View().Self.State, Settings: c.self.settings, Voters: c.self.voters,
+		Name: c.self.name, Boot: c.self.boot, State: c.View().Self.State, Settings: c.self.settings,
+		Voters:     c.self.voters,
 		GossipPort: c.self.addr.Port(), HTTPPort: c.self.http, GRPCPort: c.self.grpc,
 	}
 }
@@ -45,7 +46,8 @@ type prober struct {
 }
 
 func newProber(c *Cluster) *prober {
-	return &prober{c: c, wake: fifo.NewSignal(), v: newVerifier(c.self.claim(), c.cfg.MaxMembers), listed: map[identity]node{}}
+	return &prober{c: c, wake: fifo.NewSignal(), v: newVerifier(c.self.claim(), c.cfg.MaxMembers),
+		listed: map[identity]node{}}
 }
 
 // now reads the clock that back-off and expiry go by.

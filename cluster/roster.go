@@ -54,7 +54,8 @@ func (r *roster) up(n node) {
 
 // learn takes in what is said of another process of our name, be it verified or not: our generation is to be later.
 func (r *roster) learn(n node) {
-	if n.name != r.self.name || n.generation < r.self.generation || n.generation == math.MaxUint32 || r.self.state == Leaving {
+	if n.name != r.self.name || n.generation < r.self.generation || n.generation == math.MaxUint32 ||
+		r.self.state == Leaving {
 		return
 	}
 	// One with our address is a predecessor that is known to be gone. One elsewhere that is established precedes us as
@@ -97,7 +98,8 @@ func (r *roster) advance() error {
 		return r.mistake
 	}
 	settled := r.silence || r.quiet && r.fresh == 0
-	joined := len(r.seeds) == 0 || r.heard && r.tried && settled || !r.heard && r.silence && r.refusal == nil && r.unverified == 0
+	joined := len(r.seeds) == 0 || r.heard && r.tried && settled ||
+		!r.heard && r.silence && r.refusal == nil && r.unverified == 0
 	if _, taken := r.conflict(); joined && !taken {
 		r.self.state = Active
 	}
@@ -198,7 +200,8 @@ func (r *roster) detail(alone bool) string {
 	case r.self.state == Joining && !r.heard && r.mistake != nil:
 		return fmt.Sprintf("joining: %v", r.mistake)
 	case r.self.state == Joining && !r.heard && r.unverified > 0 && r.why != "":
-		return fmt.Sprintf("joining: gossip tells of %d others, and none has answered on its peer port yet: %s", r.unverified, r.why)
+		return fmt.Sprintf("joining: gossip tells of %d others, and none has answered on its peer port yet: %s",
+			r.unverified, r.why)
 	case r.self.state == Joining && !r.heard && r.tried && !r.found:
 		return "joining: no seed has answered yet: none of their names stands for an address: " + r.seedNames()
 	case r.self.state == Joining && !r.heard:

@@ -88,17 +88,25 @@ func TestRosterSteps(t *testing.T) {
 		detail string
 		fatal  string
 	}{
-		{name: "no addresses", steps: []func(*roster){tried, quiet}, want: "a.10 joining", detail: "none of their names stands for an address: seed:1"},
+		{name: "no addresses", steps: []func(*roster){tried, quiet}, want: "a.10 joining",
+			detail: "none of their names stands for an address: seed:1"},
 		{name: "nobody yet", steps: nil, want: "a.10 joining", detail: "joining: no seed has answered yet: seed:1"},
-		{name: "seeds silent", steps: []func(*roster){found, tried, quiet}, want: "a.10 joining", detail: "joining: no seed has answered yet: seed:1"},
-		{name: "seeds silent for long", steps: []func(*roster){found, tried, quiet, silence}, want: "a.10* active", detail: "alone: no other member is there and no seed answers; still trying: seed:1"},
-		{name: "heard", steps: []func(*roster){up(b)}, want: "a.10 b.20* joining", detail: "waiting for the membership to settle"},
+		{name: "seeds silent", steps: []func(*roster){found, tried, quiet}, want: "a.10 joining",
+			detail: "joining: no seed has answered yet: seed:1"},
+		{name: "seeds silent for long", steps: []func(*roster){found, tried, quiet, silence}, want: "a.10* active",
+			detail: "alone: no other member is there and no seed answers; still trying: seed:1"},
+		{name: "heard", steps: []func(*roster){up(b)}, want: "a.10 b.20* joining",
+			detail: "waiting for the membership to settle"},
 		{name: "heard, tried", steps: []func(*roster){up(b), tried}, want: "a.10 b.20* joining", detail: "settle"},
-		{name: "heard, quiet, not all tried", steps: []func(*roster){up(b), quiet}, want: "a.10 b.20* joining", detail: "settle"},
+		{name: "heard, quiet, not all tried", steps: []func(*roster){up(b), quiet}, want: "a.10 b.20* joining",
+			detail: "settle"},
 		{name: "settled", steps: []func(*roster){up(b), tried, quiet}, want: "a.10* b.20* active"},
-		{name: "settled with others that join", steps: []func(*roster){up(process("b", 20, 2, Joining, 0)), tried, quiet}, want: "a.10* b.20 active"},
-		{name: "heard long ago", steps: []func(*roster){up(b), down(b), tried, quiet}, want: "a.10* active", detail: "alone: no other member is there and no seed answers; still trying: seed:1"},
-		{name: "silence after an answer", steps: []func(*roster){up(b), silence}, want: "a.10 b.20* joining", detail: "settle"},
+		{name: "settled with others that join",
+			steps: []func(*roster){up(process("b", 20, 2, Joining, 0)), tried, quiet}, want: "a.10* b.20 active"},
+		{name: "heard long ago", steps: []func(*roster){up(b), down(b), tried, quiet}, want: "a.10* active",
+			detail: "alone: no other member is there and no seed answers; still trying: seed:1"},
+		{name: "silence after an answer", steps: []func(*roster){up(b), silence}, want: "a.10 b.20* joining",
+			detail: "settle"},
 		{name: "never quiet", steps: []func(*roster){up(b), tried, silence}, want: "a.10* b.20* active"},
 		{
 			name:  "predecessor elsewhere",
@@ -130,21 +138,39 @@ func TestRosterSteps(t *testing.T) {
 			steps: []func(*roster){up(process("a", 11, 3, Joining, 0)), tried, quiet},
 			want:  "a.11 joining", detail: "in use",
 		},
-		{name: "refused by one that joins", steps: []func(*roster){refusedBy(Joining, true)}, want: "a.10 joining", detail: "joining: refused"},
-		{name: "refused by one that joins, nobody else", steps: []func(*roster){found, refusedBy(Joining, true), tried, quiet, silence}, want: "a.10 joining", detail: "joining: refused"},
-		{name: "refused by one that joins, and that is gone", steps: []func(*roster){found, refusedBy(Joining, true), tried, quiet, silence, tried}, want: "a.10* active", detail: "alone"},
-		{name: "refused by one that joins, welcome to another", steps: []func(*roster){refusedBy(Joining, true), up(b), tried, quiet, silence}, want: "a.10* b.20* active"},
+		{name: "refused by one that joins", steps: []func(*roster){refusedBy(Joining, true)}, want: "a.10 joining",
+			detail: "joining: refused"},
+		{name: "refused by one that joins, nobody else",
+			steps: []func(*roster){found, refusedBy(Joining, true), tried, quiet, silence}, want: "a.10 joining",
+			detail: "joining: refused"},
+		{name: "refused by one that joins, and that is gone",
+			steps: []func(*roster){found, refusedBy(Joining, true), tried, quiet, silence, tried}, want: "a.10* active",
+			detail: "alone"},
+		{name: "refused by one that joins, welcome to another",
+			steps: []func(*roster){refusedBy(Joining, true), up(b), tried, quiet, silence}, want: "a.10* b.20* active"},
 		{name: "refused by an active one", steps: []func(*roster){refusedBy(Active, true)}, fatal: "at once"},
-		{name: "refused by an active one, says gossip", steps: []func(*roster){found, refusedBy(Active, false), tried, quiet, silence}, want: "a.10 joining", detail: "joining: refused"},
-		{name: "a stranger comes later", steps: []func(*roster){up(b), tried, quiet, refusedBy(Active, true), silence}, want: "a.10* b.20* active"},
-		{name: "a mistake of its own", steps: []func(*roster){mistake, tried}, want: "a.10 joining", detail: "set bind"},
-		{name: "a mistake of its own, and nobody comes", steps: []func(*roster){mistake, tried, silence}, fatal: "set bind"},
-		{name: "told of others", steps: []func(*roster){found, rumoured(2), tried, quiet}, want: "a.10 joining", detail: "gossip tells of 2 others"},
-		{name: "told of others that do not answer", steps: []func(*roster){found, rumoured(0), tried, quiet, silence}, want: "a.10 joining", detail: "c at 10.0.0.9:1: timeout"},
-		{name: "told of others, and no more", steps: []func(*roster){found, rumoured(0), tried, quiet, silence, forgotten}, want: "a.10* active", detail: "alone"},
-		{name: "heard, and others are being asked", steps: []func(*roster){up(b), rumoured(1), tried, quiet}, want: "a.10 b.20* joining", detail: "settle"},
-		{name: "heard, and others do not answer", steps: []func(*roster){up(b), rumoured(0), tried, quiet}, want: "a.10* b.20* active"},
-		{name: "heard, and ever more are invented", steps: []func(*roster){up(b), rumoured(1), tried, quiet, silence}, want: "a.10* b.20* active"},
+		{name: "refused by an active one, says gossip",
+			steps: []func(*roster){found, refusedBy(Active, false), tried, quiet, silence}, want: "a.10 joining",
+			detail: "joining: refused"},
+		{name: "a stranger comes later", steps: []func(*roster){up(b), tried, quiet, refusedBy(Active, true), silence},
+			want: "a.10* b.20* active"},
+		{name: "a mistake of its own", steps: []func(*roster){mistake, tried}, want: "a.10 joining",
+			detail: "set bind"},
+		{name: "a mistake of its own, and nobody comes", steps: []func(*roster){mistake, tried, silence},
+			fatal: "set bind"},
+		{name: "told of others", steps: []func(*roster){found, rumoured(2), tried, quiet}, want: "a.10 joining",
+			detail: "gossip tells of 2 others"},
+		{name: "told of others that do not answer", steps: []func(*roster){found, rumoured(0), tried, quiet, silence},
+			want: "a.10 joining", detail: "c at 10.0.0.9:1: timeout"},
+		{name: "told of others, and no more",
+			steps: []func(*roster){found, rumoured(0), tried, quiet, silence, forgotten}, want: "a.10* active",
+			detail: "alone"},
+		{name: "heard, and others are being asked", steps: []func(*roster){up(b), rumoured(1), tried, quiet},
+			want: "a.10 b.20* joining", detail: "settle"},
+		{name: "heard, and others do not answer", steps: []func(*roster){up(b), rumoured(0), tried, quiet},
+			want: "a.10* b.20* active"},
+		{name: "heard, and ever more are invented", steps: []func(*roster){up(b), rumoured(1), tried, quiet, silence},
+			want: "a.10* b.20* active"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRoster(self, []string{"seed:1"})
@@ -196,7 +222,8 @@ func TestRosterRestartInPlace(t *testing.T) {
 // What gossip says of processes of our name, whether they are there or not, cannot turn the generation over.
 func TestRosterGeneration(t *testing.T) {
 	r := newRoster(process("a", 10, 1, Joining, 0), []string{"seed:7946"})
-	for _, step := range []struct{ said, want uint32 }{{0, 1}, {7, 8}, {3, 8}, {math.MaxUint32 - 1, math.MaxUint32}, {math.MaxUint32, math.MaxUint32}} {
+	for _, step := range []struct{ said, want uint32 }{{0, 1}, {7, 8}, {3, 8}, {math.MaxUint32 - 1, math.MaxUint32},
+		{math.MaxUint32, math.MaxUint32}} {
 		r.learn(process("a", 9, 1, Active, step.said))
 		expect.True(t, r.self.generation == step.want,
 			"generation %d after one of %d, want %d", r.self.generation, step.said, step.want)
@@ -226,7 +253,8 @@ func TestRosterOrder(t *testing.T) {
 	for round := range 100 {
 		var histories [][]func(*roster)
 		for i := range 8 {
-			n := process(fmt.Sprintf("n%d", random.IntN(4)), uint64(100+i), byte(1+random.IntN(5)), Joining, uint32(random.IntN(3)))
+			n := process(fmt.Sprintf("n%d", random.IntN(4)), uint64(100+i), byte(1+random.IntN(5)), Joining,
+				uint32(random.IntN(3)))
 			var history []func(*roster)
 			for range 1 + random.IntN(4) {
 				if random.IntN(4) == 0 {

@@ -161,7 +161,8 @@ func checkReachable(self netip.Addr, seed string, addr netip.Addr) error {
 	if !self.IsLoopback() || addr.IsLoopback() {
 		return nil
 	}
-	return fmt.Errorf("join: seed %s is on another machine, which cannot reach this node at %s; set bind or advertise", seed, self)
+	return fmt.Errorf("join: seed %s is on another machine, which cannot reach this node at %s; set bind or advertise",
+		seed, self)
 }
 
 // fails logs that a seed fails, until it has answered.

@@ -69,7 +69,8 @@ func listen(ctx context.Context, cfg Config, keyring *memberlist.Keyring, gossip
 		if err == nil {
 			t := &transport{
 				NetTransport: lower, ctx: ctx, cfg: cfg, screen: screen{keyring, cfg.MaxMembers},
-				streams: make(chan net.Conn), packets: make(chan *memberlist.Packet), done: make(chan struct{}), open: map[netip.Addr]int{},
+				streams: make(chan net.Conn), packets: make(chan *memberlist.Packet), done: make(chan struct{}),
+				open: map[netip.Addr]int{},
 			}
 			t.work.Go(t.forwardPackets)
 			t.work.Go(t.forwardStreams)

@@ -98,7 +98,8 @@ type verifier struct {
 
 func newVerifier(self claim, limit int) *verifier {
 	return &verifier{
-		self: self, max: limit, seeds: map[netip.Addr]bool{}, hosts: map[netip.Addr]int{}, members: map[identity]*verified{},
+		self: self, max: limit, seeds: map[netip.Addr]bool{}, hosts: map[netip.Addr]int{},
+		members:    map[identity]*verified{},
 		candidates: map[claim]*candidate{}, asking: map[netip.AddrPort]*candidate{},
 	}
 }
@@ -187,7 +188,8 @@ func (v *verifier) next(now time.Time) (c claim, foreign, found bool, wait time.
 		case k.asked:
 		case now.Sub(k.heard) > candidateTime && !v.isMember(at):
 			delete(v.candidates, at)
-		case v.asking[at.endpoint()] != nil || k.doubted.IsZero() && (v.probes >= maxProbes || !k.preferred && v.others >= maxOtherProbes):
+		case v.asking[at.endpoint()] != nil ||
+			k.doubted.IsZero() && (v.probes >= maxProbes || !k.preferred && v.others >= maxOtherProbes):
 			// One that ends makes room. Members in doubt are all asked at once.
 		case k.due.After(now):
 			wait = min(wait, k.due.Sub(now))

@@ -94,7 +94,8 @@ func TestVerifier(t *testing.T) {
 	}{
 		{claim{identity: identity{"x", 1}, addr: b.addr}, errNoPeerPort},
 		{claimed("x", 1, 1), errOurAddress},
-		{claim{identity: identity{"x", 1}, addr: netip.AddrPortFrom(v.self.addr.Addr(), 1), peer: v.self.peer}, errOurAddress},
+		{claim{identity: identity{"x", 1}, addr: netip.AddrPortFrom(v.self.addr.Addr(), 1), peer: v.self.peer},
+			errOurAddress},
 	} {
 		expect.ErrorIs(t, v.heard(bad.c, now), bad.want, "%+v", bad.c)
 	}
@@ -109,7 +110,8 @@ func TestVerifierFlaps(t *testing.T) {
 		dead  bool // to the gossip, while it is asked
 		what  outcome
 		stays bool
-	}{{"answers", false, confirmed, true}, {"does not answer", false, silent, true}, {"is another", false, mistaken, false}, {"is dead", true, silent, false}} {
+	}{{"answers", false, confirmed, true}, {"does not answer", false, silent, true},
+		{"is another", false, mistaken, false}, {"is dead", true, silent, false}} {
 		v, b := newVerifier(claimed("a", 1, 1), 4), claimed("b", 2, 2)
 		v.heard(b, now)
 		v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
@@ -167,10 +169,12 @@ func TestProberDown(t *testing.T) {
 		expect.Equal(t, p.v.members[b.identity].live, stays, "%v: counts %v", state, !stays)
 	}
 	p, b := newProber(c), process("b", 2, 2, Active, 0)
-	says := Identity{Name: "b", Boot: 2, GossipPort: b.addr.Port(), HTTPPort: b.http, GRPCPort: b.grpc, Settings: a.settings, Voters: a.voters}
+	says := Identity{Name: "b", Boot: 2, GossipPort: b.addr.Port(), HTTPPort: b.http, GRPCPort: b.grpc,
+		Settings: a.settings, Voters: a.voters}
 	for what, change := range map[string]func(*Identity){
 		"": func(*Identity) {}, "name": func(id *Identity) { id.Name = "c" }, "boot": func(id *Identity) { id.Boot++ },
-		"gossip": func(id *Identity) { id.GossipPort++ }, "http": func(id *Identity) { id.HTTPPort++ }, "grpc": func(id *Identity) { id.GRPCPort++ },
+		"gossip": func(id *Identity) { id.GossipPort++ }, "http": func(id *Identity) { id.HTTPPort++ },
+		"grpc":     func(id *Identity) { id.GRPCPort++ },
 		"settings": func(id *Identity) { id.Settings++ }, "voters": func(id *Identity) { id.Voters++ },
 	} {
 		id := says
@@ -294,7 +298,8 @@ func TestVerifierFlood(t *testing.T) {
 	v := newVerifier(claimed("a", 1, 1), 64)
 	v.seeds = map[netip.Addr]bool{netip.MustParseAddr("10.0.0.2"): true}
 	invent := func(i int) {
-		v.heard(claim{identity{fmt.Sprint("x", i), 5}, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 7946), 7947, 0, 0}, now)
+		v.heard(claim{identity{fmt.Sprint("x", i), 5},
+			netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 7946), 7947, 0, 0}, now)
 	}
 	for i := range 10_000 {
 		invent(i)

@@ -80,7 +80,8 @@ func (v *View) Owner(partition int) *Member {
 
 // Member returns the live member of a name, or nil.
 func (v *View) Member(name string) *Member {
-	i, found := slices.BinarySearchFunc(v.Members, name, func(m Member, name string) int { return cmp.Compare(m.Name, name) })
+	i, found := slices.BinarySearchFunc(v.Members, name,
+		func(m Member, name string) int { return cmp.Compare(m.Name, name) })
 	if !found {
 		return nil
 	}

@@ -33,7 +33,8 @@ func TestView(t *testing.T) {
 	expect.True(t, n == 0, "Owner allocates %v times", n)
 	again := newView(v.Ring, self, []Member{{Name: "c", Boot: 3, State: Active}, self})
 	expect.Equal(t, again.Ring, v.Ring, "the ring was made anew for the same members")
-	if other := newView(v.Ring, self, []Member{{Name: "d", Boot: 4, State: Active}, self}); other.Ring.Fingerprint() != ring.Build([]string{"a", "d"}).Fingerprint() {
+	if other := newView(v.Ring, self, []Member{{Name: "d", Boot: 4, State: Active},
+		self}); other.Ring.Fingerprint() != ring.Build([]string{"a", "d"}).Fingerprint() {
 		t.Errorf("the ring holds %q after as many others have taken their place", other.Ring.Members())
 	}
 	self.State = Joining

@@ -31,12 +31,17 @@ func TestAPIServer(t *testing.T) {
 			all.WriteString("---\n" + string(text))
 		}
 		t.Log(name)
-		kubectl(all.Bytes(), "-n", "weir-test", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+		kubectl(all.Bytes(), "-n", "weir-test", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f",
+			"-")
 	}
-	kubectl([]byte(`{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "weir-test"}}`), "apply", "--server-side", "-f", "-")
+	kubectl([]byte(`{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "weir-test"}}`), "apply",
+		"--server-side", "-f", "-")
 	for name, m := range installations(t) {
 		apply(name, m)
 	}
-	apply("helm with everything", helm(t, "resp: {enabled: true}\nenvoy: {files: {shop.yaml: \"domain: shop\"}}\nsettings: {audit-log: stderr, trusted-proxies: 10.0.0.0/8}"))
-	kubectl(nil, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-k", madeSecrets(t, "--namespace", "weir-test")) // a dry run takes none that is not there
+	apply("helm with everything",
+		helm(t, "resp: {enabled: true}\nenvoy: {files: {shop.yaml: \"domain: shop\"}}\nsettings: {audit-log: stderr, trusted-proxies: 10.0.0.0/8}"))
+	// a dry run takes none that is not there
+	kubectl(nil, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-k",
+		madeSecrets(t, "--namespace", "weir-test"))
 }

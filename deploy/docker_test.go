@@ -20,7 +20,8 @@ import (
 	"time"
 )
 
-var withDocker = flag.Bool("docker", false, "install, where missing, and start a Docker engine of its own, build the image, and start compose.yaml; as root")
+var withDocker = flag.Bool("docker", false,
+	"install, where missing, and start a Docker engine of its own, build the image, and start compose.yaml; as root")
 
 // dockerd is a Docker engine that lives as long as a test: in a network and a mount namespace of its own, so that it
 // leaves the machine's bridges and firewall alone, and with all its files in one directory.
@@ -41,7 +42,8 @@ func TestDocker(t *testing.T) {
 	}
 	install(t, map[string]string{
 		"/usr/sbin/dockerd": "docker.io", "/usr/bin/docker": "docker.io", "/usr/bin/docker-compose": "docker-compose",
-		"/usr/bin/prometheus": "prometheus", "/usr/bin/nsenter": "util-linux", "/usr/sbin/ip": "iproute2", "/usr/sbin/iptables": "iptables", "/usr/bin/curl": "curl",
+		"/usr/bin/prometheus": "prometheus", "/usr/bin/nsenter": "util-linux", "/usr/sbin/ip": "iproute2",
+		"/usr/sbin/iptables": "iptables", "/usr/bin/curl": "curl",
 	})
 	e := startEngine(t)
 
@@ -57,11 +59,13 @@ func TestDocker(t *testing.T) {
 	})
 	services := compose(t).Services
 	e.image(t, services["prometheus"].Image, []string{
-		`ENTRYPOINT ["/bin/prometheus"]`, `CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]`,
+		`ENTRYPOINT ["/bin/prometheus"]`,
+		`CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]`,
 	}, func(w *tar.Writer) { addProgram(t, w, "/usr/bin/prometheus", "bin/prometheus") })
 
 	image := services["weir-0"].Image
-	e.docker(t, "build", "--build-arg", "VERSION=v0-rehearsal", "--build-arg", "GOPROXY=file:///modules", "-t", image, "..")
+	e.docker(t, "build", "--build-arg", "VERSION=v0-rehearsal", "--build-arg", "GOPROXY=file:///modules", "-t", image,
+		"..")
 	got := e.docker(t, "run", "--rm", image, "--version")
 	expect(t, strings.Contains(got, "v0-rehearsal"), "the image's version is %q", got)
 	size, err := strconv.Atoi(strings.TrimSpace(e.docker(t, "image", "inspect", "-f", "{{.Size}}", image)))
@@ -182,10 +186,12 @@ func startEngine(t *testing.T) *dockerd {
 	defer log.Close()
 	e := &dockerd{socket: filepath.Join(dir, "docker.sock")}
 	cmd := exec.Command("/bin/sh", "-c", `/usr/sbin/ip link set lo up && exec /usr/sbin/dockerd "$@"`, "dockerd",
-		"--host=unix://"+e.socket, "--data-root="+filepath.Join(dir, "data"), "--exec-root="+filepath.Join(dir, "exec"), "--pidfile="+filepath.Join(dir, "pid"))
+		"--host=unix://"+e.socket, "--data-root="+filepath.Join(dir, "data"), "--exec-root="+filepath.Join(dir, "exec"),
+		"--pidfile="+filepath.Join(dir, "pid"))
 	cmd.Stdout, cmd.Stderr = log, log
 	// The engine's mounts end with it, and its bridge and its firewall are nobody else's.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS,
+		Pdeathsig: syscall.SIGTERM}
 	noError(t, cmd.Start())
 	e.pid = cmd.Process.Pid
 	ended := make(chan error, 1)
@@ -236,7 +242,8 @@ func eventually(t *testing.T, what string, ask func() error) {
 func (e *dockerd) command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	// BuildKit is in Debian's own docker, and needs no plug-in there.
-	cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+e.socket, "DOCKER_BUILDKIT=1", "BUILDKIT_PROGRESS=plain", "DOCKER_CONFIG="+filepath.Dir(e.socket))
+	cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+e.socket, "DOCKER_BUILDKIT=1", "BUILDKIT_PROGRESS=plain",
+		"DOCKER_CONFIG="+filepath.Dir(e.socket))
 	return cmd
 }
 
@@ -247,13 +254,15 @@ func (e *dockerd) docker(t *testing.T, args ...string) string {
 
 func (e *dockerd) compose(t *testing.T, args ...string) string {
 	t.Helper()
-	return finish(t, e.command("/usr/bin/docker-compose", append([]string{"-f", "../compose.yaml", "-p", "weir"}, args...)...))
+	return finish(t, e.command("/usr/bin/docker-compose",
+		append([]string{"-f", "../compose.yaml", "-p", "weir"}, args...)...))
 }
 
 // curl asks from within the engine's network, where Compose publishes ports.
 func (e *dockerd) curl(t *testing.T, args ...string) string {
 	t.Helper()
-	return output(t, "/usr/bin/nsenter", append([]string{"--net=/proc/" + strconv.Itoa(e.pid) + "/ns/net", "/usr/bin/curl", "-sS", "--max-time", "20"}, args...)...)
+	return output(t, "/usr/bin/nsenter", append([]string{"--net=/proc/" + strconv.Itoa(e.pid) + "/ns/net",
+		"/usr/bin/curl", "-sS", "--max-time", "20"}, args...)...)
 }
 
 // checks asks one node for one unit of each of the keys, and returns how many were admitted.
@@ -267,7 +276,8 @@ func (e *dockerd) checks(t *testing.T, port string, keys, limit int) int {
 		Checks []check `json:"checks"`
 	}
 	for i := range keys {
-		batch.Checks = append(batch.Checks, check{map[string]any{"algorithm": "sliding_log", "limit": limit, "window": "1h"}, fmt.Sprintf("key-%d", i)})
+		batch.Checks = append(batch.Checks,
+			check{map[string]any{"algorithm": "sliding_log", "limit": limit, "window": "1h"}, fmt.Sprintf("key-%d", i)})
 	}
 	body, err := json.Marshal(batch)
 	noError(t, err)
@@ -385,7 +395,8 @@ func addModules(t *testing.T, w *tar.Writer) {
 	t.Helper()
 	output(t, "go", "build", "-C", "..", "-o", os.DevNull, "./cmd/node") // downloads what is missing
 	needed := make(map[string]bool)
-	list := exec.Command("go", "list", "-C", "..", "-deps", "-f", "{{with .Module}}{{if .Version}}{{.GoMod}}{{end}}{{end}}", "./cmd/node")
+	list := exec.Command("go", "list", "-C", "..", "-deps", "-f",
+		"{{with .Module}}{{if .Version}}{{.GoMod}}{{end}}{{end}}", "./cmd/node")
 	for line := range strings.Lines(finish(t, list)) {
 		needed[strings.TrimSuffix(strings.TrimSpace(line), ".mod")] = true
 	}

@@ -48,7 +48,8 @@ func render(release string, vals map[string]any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	full, err := chartutil.ToRenderValues(c, vals, chartutil.ReleaseOptions{Name: release, Namespace: "weir", Revision: 1, IsInstall: true}, nil)
+	full, err := chartutil.ToRenderValues(c, vals,
+		chartutil.ReleaseOptions{Name: release, Namespace: "weir", Revision: 1, IsInstall: true}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -88,15 +89,19 @@ func TestChartIsTheKustomization(t *testing.T) {
 		values []string
 		dirs   []string
 	}{
-		"base":                 {[]string{ownSecrets}, []string{"k8s/base"}},
-		"development":          {[]string{valuesFile(t, "values-development.yaml")}, []string{"k8s/overlays/development"}},
-		"production":           {[]string{valuesFile(t, "values-production.yaml")}, []string{"k8s/overlays/production"}},
+		"base": {[]string{ownSecrets}, []string{"k8s/base"}},
+		"development": {[]string{valuesFile(t, "values-development.yaml")},
+			[]string{"k8s/overlays/development"}},
+		"production": {[]string{valuesFile(t, "values-production.yaml")},
+			[]string{"k8s/overlays/production"}},
 		"base with monitoring": {[]string{ownSecrets, monitored}, []string{"k8s/base", "k8s/overlays/monitoring-tls"}},
 		"development with monitoring": {
-			[]string{valuesFile(t, "values-development.yaml"), monitored}, []string{"k8s/overlays/development", "k8s/overlays/monitoring"},
+			[]string{valuesFile(t, "values-development.yaml"), monitored},
+			[]string{"k8s/overlays/development", "k8s/overlays/monitoring"},
 		},
 		"production with monitoring": {
-			[]string{valuesFile(t, "values-production.yaml"), monitored}, []string{"k8s/overlays/production", "k8s/overlays/monitoring-tls"},
+			[]string{valuesFile(t, "values-production.yaml"), monitored},
+			[]string{"k8s/overlays/production", "k8s/overlays/monitoring-tls"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -240,7 +245,8 @@ func TestChartRESP(t *testing.T) {
 // What gateways need arrives: files for Envoy as files, the rest as settings.
 func TestChartGateways(t *testing.T) {
 	const file = "domain: shop\ndescriptors:\n  - key: user\n    rate_limit: {unit: minute, requests_per_unit: 5}\n"
-	m := helm(t, fmt.Sprintf("envoy: {files: {shop.yaml: %q}}\nsettings: {audit-log: stderr, trusted-proxies: \"10.0.0.0/8,fd00::/8\", forward-auth-headers: X-User}", file))
+	m := helm(t, fmt.Sprintf(
+		"envoy: {files: {shop.yaml: %q}}\nsettings: {audit-log: stderr, trusted-proxies: \"10.0.0.0/8,fd00::/8\", forward-auth-headers: X-User}", file))
 	s := podSettings(t, m.node(t))
 	s.takes(t)
 	volume, _ := mounted(t, m, s["envoy-config"]+"/shop.yaml")

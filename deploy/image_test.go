@@ -67,15 +67,18 @@ func TestBuildContext(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "weir")
 	linked := regexp.MustCompile(`-ldflags "([^"]*)"`).FindStringSubmatch(string(readFile(t, "../Dockerfile")))
 	must(t, linked != nil, "the Dockerfile does not say which version it builds")
-	output(t, "go", "build", "-C", "..", "-ldflags", strings.NewReplacer("$VERSION", "v1.2.3", "$COMMIT", "0123456789abcdef").Replace(linked[1]), "-o", name, "./cmd/node")
+	output(t, "go", "build", "-C", "..", "-ldflags", strings.NewReplacer("$VERSION", "v1.2.3", "$COMMIT",
+		"0123456789abcdef").Replace(linked[1]), "-o", name, "./cmd/node")
 	if got := output(t, name, "--version"); !strings.Contains(got, "v1.2.3 (commit 0123456789ab,") {
 		t.Errorf("a build that is told v1.2.3 and 0123456789abcdef says %q", got)
 	}
 
-	ignored := strings.Fields(regexp.MustCompile(`(?m)^#.*$`).ReplaceAllString(string(readFile(t, "../.dockerignore")), ""))
+	ignored := strings.Fields(regexp.MustCompile(`(?m)^#.*$`).ReplaceAllString(string(readFile(t, "../.dockerignore")),
+		""))
 	root, err := filepath.Abs("..")
 	noError(t, err)
-	list := exec.Command("go", "list", "-C", "..", "-deps", "-json=Dir,Standard,Module,GoFiles,EmbedFiles", "./cmd/node")
+	list := exec.Command("go", "list", "-C", "..", "-deps", "-json=Dir,Standard,Module,GoFiles,EmbedFiles",
+		"./cmd/node")
 	for dec := json.NewDecoder(strings.NewReader(finish(t, list))); dec.More(); {
 		var p struct {
 			Dir                 string
@@ -142,7 +145,8 @@ func compose(t *testing.T) composition {
 
 // nodes are the services of Compose that run the binary, in order.
 func (c composition) nodes() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(c.Services)), func(s string) bool { return c.Services[s].Build == nil })
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(c.Services)),
+		func(s string) bool { return c.Services[s].Build == nil })
 }
 
 func TestCompose(t *testing.T) {
@@ -217,7 +221,8 @@ func TestComposeMonitoring(t *testing.T) {
 	c := compose(t)
 	var want []string
 	for _, name := range c.nodes() {
-		want = append(want, fmt.Sprintf("%s:%d", name, containerPorts(t, kustomize(t, "k8s/base"))["http"].ContainerPort))
+		want = append(want, fmt.Sprintf("%s:%d", name,
+			containerPorts(t, kustomize(t, "k8s/base"))["http"].ContainerPort))
 	}
 	expect(t, len(p.Scrape) == 1 && p.Scrape[0].Job == "weir" && len(p.Scrape[0].Static) == 1 &&
 		slices.Equal(p.Scrape[0].Static[0].Targets, want), "Prometheus scrapes %+v, want %q as the job weir", p.Scrape,
@@ -246,7 +251,8 @@ func TestComposeMonitoring(t *testing.T) {
 			JSONData                map[string]any `json:"jsonData"`
 		} `json:"datasources"`
 	}
-	noError(t, yaml.Unmarshal(readFile(t, inside("grafana", "/etc/grafana/provisioning/datasources/weir.yaml")), &sources))
+	noError(t, yaml.Unmarshal(readFile(t, inside("grafana", "/etc/grafana/provisioning/datasources/weir.yaml")),
+		&sources))
 	d := sources.Datasources
 	expect(t, len(d) == 1 && d[0].Type == "prometheus" && d[0].URL == "http://prometheus:9090" && d[0].IsDefault &&
 		d[0].JSONData["timeInterval"] == p.Global["scrape_interval"], "Grafana's sources are %+v", d)
@@ -256,7 +262,8 @@ func TestComposeMonitoring(t *testing.T) {
 			Options struct{ Path string }
 		} `json:"providers"`
 	}
-	noError(t, yaml.Unmarshal(readFile(t, inside("grafana", "/etc/grafana/provisioning/dashboards/weir.yaml")), &providers))
+	noError(t, yaml.Unmarshal(readFile(t, inside("grafana", "/etc/grafana/provisioning/dashboards/weir.yaml")),
+		&providers))
 	home := c.Services["grafana"].Environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
 	expect(t, len(providers.Providers) == 1 && providers.Providers[0].Options.Path == filepath.Dir(home) &&
 		inside("grafana", home) == "../deploy/monitoring/dashboard.json", "Grafana's dashboards are %+v, its home %s",

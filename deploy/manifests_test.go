@@ -117,7 +117,8 @@ func TestProbes(t *testing.T) {
 			probe *corev1.Probe
 			path  string
 		}{
-			"startup": {c.StartupProbe, "/healthz"}, "liveness": {c.LivenessProbe, "/healthz"}, "readiness": {c.ReadinessProbe, "/readyz"},
+			"startup": {c.StartupProbe, "/healthz"}, "liveness": {c.LivenessProbe, "/healthz"},
+			"readiness": {c.ReadinessProbe, "/readyz"},
 		} {
 			if want.probe == nil || want.probe.HTTPGet == nil {
 				t.Errorf("there is no %s probe over HTTP", name)
@@ -168,7 +169,8 @@ func TestSecurity(t *testing.T) {
 			"the pod's security context is %+v", s)
 		if s := c.SecurityContext; s == nil || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation ||
 			s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem ||
-			s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(s.Capabilities.Add) != 0 {
+			s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
+			len(s.Capabilities.Add) != 0 {
 			t.Errorf("the container's security context is %+v", s)
 		}
 		for _, v := range pod.Volumes {
@@ -258,9 +260,10 @@ func TestSettings(t *testing.T) {
 			ports[name] = strconv.Itoa(int(p.ContainerPort))
 		}
 		for name, want := range map[string]string{
-			"http-port": ports["http"], "grpc-port": ports["grpc"], "gossip-port": ports["gossip-tcp"], "peer-port": ports["peer"],
-			"join": object[corev1.Service](t, m, "weir-headless").Name + ":" + ports["gossip-tcp"],
-			"name": podFields["metadata.name"], "advertise": podFields["status.podIP"],
+			"http-port": ports["http"], "grpc-port": ports["grpc"], "gossip-port": ports["gossip-tcp"],
+			"peer-port": ports["peer"],
+			"join":      object[corev1.Service](t, m, "weir-headless").Name + ":" + ports["gossip-tcp"],
+			"name":      podFields["metadata.name"], "advertise": podFields["status.podIP"],
 		} {
 			expect(t, s[name] == want, "--%s is %q, want %q", name, s[name], want)
 		}

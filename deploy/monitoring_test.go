@@ -14,7 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write deploy/k8s/overlays/monitoring/prometheusrule.yaml from deploy/monitoring/alerts.yaml")
+var update = flag.Bool("update", false,
+	"write deploy/k8s/overlays/monitoring/prometheusrule.yaml from deploy/monitoring/alerts.yaml")
 
 const (
 	alertsFile = "monitoring/alerts.yaml"
@@ -49,7 +50,8 @@ func TestPrometheusRule(t *testing.T) {
 		ruleFile, alertsFile, diff)
 	var plain monitoringv1.PrometheusRuleSpec
 	noError(t, yaml.UnmarshalStrict([]byte(alerts), &plain))
-	for name, m := range map[string]manifests{"kustomize": kustomize(t, "k8s/overlays/monitoring"), "helm": helm(t, "monitoring: {enabled: true}")} {
+	for name, m := range map[string]manifests{"kustomize": kustomize(t, "k8s/overlays/monitoring"),
+		"helm": helm(t, "monitoring: {enabled: true}")} {
 		diff := cmp.Diff(plain, object[monitoringv1.PrometheusRule](t, m, "weir").Spec)
 		expect(t, diff == "" && len(plain.Groups) != 0, "%s: alerts -, rule +:\n%s", name, diff)
 		got := object[corev1.ConfigMap](t, m, "weir-dashboard").Data["weir.json"]
@@ -67,7 +69,8 @@ func TestServiceMonitor(t *testing.T) {
 		"kustomize production":  {kustomize(t, "k8s/overlays/production"), kustomize(t, "k8s/overlays/monitoring-tls")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			monitor, service := object[monitoringv1.ServiceMonitor](t, c.monitoring, "weir"), object[corev1.Service](t, c.nodes, "weir")
+			monitor, service := object[monitoringv1.ServiceMonitor](t, c.monitoring, "weir"),
+				object[corev1.Service](t, c.nodes, "weir")
 			expect(t, labels.SelectorFromSet(monitor.Spec.Selector.MatchLabels).Matches(labels.Set(service.Labels)),
 				"%v does not select the Service with %v", monitor.Spec.Selector, service.Labels)
 			job := service.Labels[monitor.Spec.JobLabel]

@@ -34,7 +34,8 @@ import (
 // Pods leave one at a time, each with the time that it has for handing over, and the voters never do.
 func TestAutoscaler(t *testing.T) {
 	m := kustomize(t, "k8s/overlays/production")
-	set, spec := object[appsv1.StatefulSet](t, m, "weir"), object[autoscalingv2.HorizontalPodAutoscaler](t, m, "weir").Spec
+	set, spec := object[appsv1.StatefulSet](t, m, "weir"),
+		object[autoscalingv2.HorizontalPodAutoscaler](t, m, "weir").Spec
 	r := spec.ScaleTargetRef
 	expect(t, r.APIVersion == set.APIVersion && r.Kind == set.Kind && r.Name == set.Name, "it scales %+v", r)
 	expect(t, set.Spec.Replicas == nil,
@@ -106,7 +107,8 @@ func startPods(t *testing.T, files settings) (nodes []*process) {
 	network := fmt.Sprintf("127.%d.%d.", 100+rand.IntN(100), rand.IntN(256))
 	for i := range 3 {
 		s := maps.Clone(files)
-		s["name"], s["bind"], s["advertise"] = fmt.Sprintf("weir-%d", i), fmt.Sprint(network, i+1), fmt.Sprint(network, i+1)
+		s["name"], s["bind"], s["advertise"] = fmt.Sprintf("weir-%d", i), fmt.Sprint(network, i+1),
+			fmt.Sprint(network, i+1)
 		s["join"] = fmt.Sprintf("%s1:%[2]s,%[1]s2:%[2]s,%[1]s3:%[2]s", network, s["gossip-port"])
 		nodes = append(nodes, start(t, s))
 	}
@@ -145,7 +147,8 @@ func TestMadeSecrets(t *testing.T) {
 		made[s.Name] = s
 	}
 	expect(t, namespace, "there is no namespace")
-	monitor := object[monitoringv1.ServiceMonitor](t, kustomize(t, "k8s/overlays/monitoring-tls"), "weir").Spec.Endpoints[0]
+	monitor := object[monitoringv1.ServiceMonitor](t, kustomize(t, "k8s/overlays/monitoring-tls"),
+		"weir").Spec.Endpoints[0]
 	for _, s := range []*corev1.SecretKeySelector{monitor.Authorization.Credentials, monitor.TLSConfig.CA.Secret} {
 		expect(t, made[s.Name].Data[s.Key] != nil, "there is no %s of %s", s.Key, s.Name)
 	}
@@ -181,7 +184,8 @@ func TestChartSecrets(t *testing.T) {
 	must(t, roots.AppendCertsFromPEM(readFile(t, filepath.Join(dir, "weir-callers-tls", "ca.crt"))),
 		"there is no authority of callers")
 	trusting := client(&tls.Config{RootCAs: roots, ServerName: "weir.weir.svc"})
-	tokens, scraper := object[corev1.Secret](t, m, "weir-tokens").Data, object[corev1.Secret](t, m, "weir-metrics").Data["token"]
+	tokens, scraper := object[corev1.Secret](t, m, "weir-tokens").Data,
+		object[corev1.Secret](t, m, "weir-metrics").Data["token"]
 	for _, c := range []struct {
 		path, token, body string
 		want              int
@@ -197,7 +201,8 @@ func TestChartSecrets(t *testing.T) {
 	}
 	// The access file is that of weir secrets, but for the tokens.
 	hashes := regexp.MustCompile(`sha256:[0-9a-f]{64}`)
-	access, made := object[corev1.Secret](t, m, "weir-access").Data["access.yaml"], readFile(t, filepath.Join(madeSecrets(t), "weir-access", "access.yaml"))
+	access, made := object[corev1.Secret](t, m, "weir-access").Data["access.yaml"],
+		readFile(t, filepath.Join(madeSecrets(t), "weir-access", "access.yaml"))
 	got, want := hashes.ReplaceAllString(string(access), "HASH"), hashes.ReplaceAllString(string(made), "HASH")
 	expect(t, got == want, "the chart's access file is\n%s\nand that of weir secrets\n%s", got, want)
 	again := object[corev1.Secret](t, helm(t), "weir-cluster").Data
@@ -210,7 +215,8 @@ func TestChartSecrets(t *testing.T) {
 func TestProduction(t *testing.T) {
 	secrets := madeSecrets(t)
 	m := kustomize(t, "k8s/overlays/production")
-	monitor := object[monitoringv1.ServiceMonitor](t, kustomize(t, "k8s/overlays/monitoring-tls"), "weir").Spec.Endpoints[0]
+	monitor := object[monitoringv1.ServiceMonitor](t, kustomize(t, "k8s/overlays/monitoring-tls"),
+		"weir").Spec.Endpoints[0]
 	secret := func(s corev1.SecretKeySelector) []byte { return readFile(t, filepath.Join(secrets, s.Name, s.Key)) }
 	token := func(name string) string { return string(readFile(t, filepath.Join(secrets, "tokens", name))) }
 
@@ -223,7 +229,8 @@ func TestProduction(t *testing.T) {
 	scraper := string(secret(*monitor.Authorization.Credentials))
 	for i, n := range nodes {
 		url := "https://" + n.http
-		for _, probe := range []*corev1.Probe{m.node(t).StartupProbe, m.node(t).LivenessProbe, m.node(t).ReadinessProbe} {
+		for _, probe := range []*corev1.Probe{m.node(t).StartupProbe, m.node(t).LivenessProbe,
+			m.node(t).ReadinessProbe} {
 			if status, text := ask(t, kubelet, url+probe.HTTPGet.Path, "", ""); status != http.StatusOK {
 				t.Errorf("weir-%d: %s is answered %d: %s", i, probe.HTTPGet.Path, status, text)
 			}
@@ -237,7 +244,8 @@ func TestProduction(t *testing.T) {
 		}{
 			{"a scrape without a token", monitor.Path, "", "", http.StatusUnauthorized},
 			{"a check without a token", "/v1/check", "", `{"policy":"login","key":"a"}`, http.StatusUnauthorized},
-			{"a check with a wrong token", "/v1/check", "weir_wrong", `{"policy":"login","key":"a"}`, http.StatusUnauthorized},
+			{"a check with a wrong token", "/v1/check", "weir_wrong", `{"policy":"login","key":"a"}`,
+				http.StatusUnauthorized},
 			{"a check by Prometheus", "/v1/check", scraper, `{"policy":"login","key":"a"}`, http.StatusForbidden},
 			{"a scrape by a caller", monitor.Path, token("caller"), "", http.StatusForbidden},
 			{"a reset by a caller", "/v1/reset", token("caller"), `{"policy":"login","key":"a"}`, http.StatusForbidden},
@@ -253,16 +261,19 @@ func TestProduction(t *testing.T) {
 	}
 
 	// The command, as the README has it.
-	out, err := runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file", filepath.Join(secrets, "authorities", "callers.crt"),
+	out, err := runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file",
+		filepath.Join(secrets, "authorities", "callers.crt"),
 		"--tls-server-name", "weir", "--token-file", filepath.Join(secrets, "tokens", "operator"))
 	expect(t, err == nil && strings.Count(out, " active ") == 3, "weir status: %v\n%s", err, out)
-	out, err = runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file", filepath.Join(secrets, "authorities", "callers.crt"), "--tls-server-name", "weir")
+	out, err = runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file",
+		filepath.Join(secrets, "authorities", "callers.crt"), "--tls-server-name", "weir")
 	expect(t, err != nil, "weir status without a token:\n%s", out)
 
 	// One limit over all three, which talk over mutual TLS.
 	admitted := 0
 	for i := range 9 {
-		status, text := ask(t, trusting, "https://"+nodes[i%3].http+"/v1/check", token("caller"), `{"policy":"login","key":"alice"}`)
+		status, text := ask(t, trusting, "https://"+nodes[i%3].http+"/v1/check", token("caller"),
+			`{"policy":"login","key":"alice"}`)
 		var d struct {
 			Allowed      bool `json:"allowed"`
 			FailedClosed bool `json:"failed_closed"`
@@ -278,7 +289,8 @@ func TestProduction(t *testing.T) {
 
 	// Who has no certificate of the nodes' authority is no node, though it has the gossip's key and the cluster's
 	// secret.
-	if conn, err := tls.Dial("tcp", nodes[0].peer, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}); err == nil {
+	if conn, err := tls.Dial("tcp", nodes[0].peer,
+		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}); err == nil {
 		noError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
 		_, err = conn.Read(make([]byte, 1))
 		expect(t, err != nil, "a node speaks with one that has no certificate")
@@ -289,7 +301,8 @@ func TestProduction(t *testing.T) {
 	log := nodes[2].log.String()
 	expect(t, !strings.Contains(log, "hand-over incomplete") && !strings.Contains(log, "unknown settings") &&
 		!strings.Contains(log, "unprotected"), "weir-2 says\n%s", log)
-	if status, text := ask(t, trusting, "https://"+nodes[0].http+"/v1/check", token("caller"), `{"policy":"login","key":"alice"}`); status != http.StatusTooManyRequests {
+	if status, text := ask(t, trusting, "https://"+nodes[0].http+"/v1/check", token("caller"),
+		`{"policy":"login","key":"alice"}`); status != http.StatusTooManyRequests {
 		t.Errorf("after weir-2 has left, a check beyond the limit is answered %d: %s", status, text)
 	}
 }
@@ -326,7 +339,8 @@ func start(t *testing.T, s settings) *process {
 	t.Helper()
 	file, err := weir()
 	noError(t, err)
-	p := &process{cmd: exec.Command(file, "run"), ready: make(chan string, 1), ended: make(chan struct{}), log: new(buffer)}
+	p := &process{cmd: exec.Command(file, "run"), ready: make(chan string, 1), ended: make(chan struct{}),
+		log: new(buffer)}
 	for name, value := range s {
 		p.cmd.Env = append(p.cmd.Env, "WEIR_"+strings.ToUpper(strings.ReplaceAll(name, "-", "_"))+"="+value)
 	}

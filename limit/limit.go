@@ -242,7 +242,8 @@ const (
 	Unauthenticated Kind = 6
 )
 
-var kindNames = [...]string{"error", "invalid request", "not found", "too large", "unavailable", "denied", "not authenticated"}
+var kindNames = [...]string{"error", "invalid request", "not found", "too large", "unavailable", "denied",
+	"not authenticated"}
 
 // Error returns the name of the kind. A Kind is an error, so that errors.Is finds it in an Error.
 func (k Kind) Error() string { return kindNames[k%Kind(len(kindNames))] }
@@ -286,7 +287,8 @@ func (e *Error) InList(list string, i int) *Error {
 	if list == "" {
 		return e
 	}
-	return &Error{Kind: e.Kind, Field: list + "[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message, list: list, i: i, field: e.Field}
+	return &Error{Kind: e.Kind, Field: list + "[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message, list: list,
+		i: i, field: e.Field}
 }
 
 // Element returns the list and index that In or InList have set, and the field within the element. Without a list it
@@ -323,7 +325,8 @@ func ValidBatch(n int) *Error {
 	case n == 0:
 		return NewError(Invalid, "checks", "is empty: send at least one check")
 	case n > MaxBatch:
-		return NewError(TooLarge, "checks", "has "+strconv.Itoa(n)+" elements, at most "+strconv.Itoa(MaxBatch)+" are taken at once")
+		return NewError(TooLarge, "checks",
+			"has "+strconv.Itoa(n)+" elements, at most "+strconv.Itoa(MaxBatch)+" are taken at once")
 	}
 	return nil
 }

@@ -16,7 +16,8 @@ func ValidKey(key string) *Error {
 	case !utf8.ValidString(key):
 		return NewError(Invalid, "key", "is not valid UTF-8")
 	case len(key) > MaxKey:
-		return NewError(TooLarge, "key", "has "+strconv.Itoa(len(key))+" bytes, at most "+strconv.Itoa(MaxKey)+" are taken")
+		return NewError(TooLarge, "key",
+			"has "+strconv.Itoa(len(key))+" bytes, at most "+strconv.Itoa(MaxKey)+" are taken")
 	}
 	return nil
 }
@@ -36,7 +37,8 @@ func (t *Target) Valid() *Error {
 	case t.Limit == nil && !ValidPolicyName(t.Policy):
 		return NewError(Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 	case len(t.Namespace) > MaxNamespace:
-		return NewError(TooLarge, "namespace", "has "+strconv.Itoa(len(t.Namespace))+" bytes, at most "+strconv.Itoa(MaxNamespace)+" are taken")
+		return NewError(TooLarge, "namespace",
+			"has "+strconv.Itoa(len(t.Namespace))+" bytes, at most "+strconv.Itoa(MaxNamespace)+" are taken")
 	case !utf8.ValidString(t.Namespace):
 		return NewError(Invalid, "namespace", "is not valid UTF-8")
 	}
@@ -55,7 +57,8 @@ func (c *Check) ValidCost() *Error {
 	case c.Cost > algo.MaxLimit:
 		return NewError(Invalid, "cost", "is above the largest cost, 9007199254740992 (2^53)")
 	case len(c.RequestID) > MaxRequestID:
-		return NewError(TooLarge, "request_id", "has "+strconv.Itoa(len(c.RequestID))+" bytes, at most "+strconv.Itoa(MaxRequestID)+" are taken")
+		return NewError(TooLarge, "request_id",
+			"has "+strconv.Itoa(len(c.RequestID))+" bytes, at most "+strconv.Itoa(MaxRequestID)+" are taken")
 	case !utf8.ValidString(c.RequestID):
 		return NewError(Invalid, "request_id", "is not valid UTF-8")
 	}

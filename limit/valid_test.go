@@ -18,16 +18,20 @@ func TestTightest(t *testing.T) {
 		all  AllDecision
 		want Decision
 	}{
-		"nothing":  {AllDecision{}, Decision{}},
-		"admitted": {AllDecision{Allowed: true, Delay: 3, Decisions: []Decision{admitted(9, 5), admitted(9, 2), admitted(-1, -1)}}, Decision{Allowed: true, Limit: 9, Remaining: 2, Delay: 3}},
+		"nothing": {AllDecision{}, Decision{}},
+		"admitted": {AllDecision{Allowed: true, Delay: 3, Decisions: []Decision{admitted(9, 5), admitted(9, 2),
+			admitted(-1, -1)}}, Decision{Allowed: true, Limit: 9, Remaining: 2, Delay: 3}},
 		"none has a limit": {
-			AllDecision{Allowed: true, Decisions: []Decision{admitted(algo.Unlimited, -1)}}, Decision{Allowed: true, Limit: algo.Unlimited, Remaining: -1},
+			AllDecision{Allowed: true, Decisions: []Decision{admitted(algo.Unlimited, -1)}},
+			Decision{Allowed: true, Limit: algo.Unlimited, Remaining: -1},
 		},
 		"one failed open": {
-			AllDecision{Allowed: true, Decisions: []Decision{{Allowed: true, FailedOpen: true, Limit: 0, Remaining: 9}, admitted(9, 2)}},
+			AllDecision{Allowed: true,
+				Decisions: []Decision{{Allowed: true, FailedOpen: true, Limit: 0, Remaining: 9}, admitted(9, 2)}},
 			Decision{Allowed: true, FailedOpen: true, Limit: 9, Remaining: 2},
 		},
-		"refused":          {AllDecision{Decisions: []Decision{admitted(9, 1), refused(5), refused(9), {Allowed: true, FailedOpen: true}}}, refused(9)},
+		"refused": {AllDecision{Decisions: []Decision{admitted(9, 1), refused(5), refused(9),
+			{Allowed: true, FailedOpen: true}}}, refused(9)},
 		"refused for ever": {AllDecision{Decisions: []Decision{refused(5), refused(algo.Never), refused(9)}}, refused(algo.Never)},
 	} {
 		got := tt.all.Tightest()

@@ -138,24 +138,25 @@ func TestAlwaysBadInput(t *testing.T) {
 
 // TestReservedNamespaces: what is the operator's is not for callers, and is not bounded like what is theirs.
 func TestReservedNamespaces(t *testing.T) {
-	inBubble(t, 2, Config{NoInline: true, InlineMaxWindow: time.Hour, InlineMaxKeys: 1}, func(t *testing.T, c *testCluster) {
-		l := algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: 365 * 24 * time.Hour, Period: algo.Epoch}
-		for _, key := range []string{"a", "b", "c", "d", "e"} {
-			target := limit.Target{Limit: &l, Namespace: limit.EnvoyNamespace + "d", Key: key, Configured: true}
-			for i := range 2 {
-				d := c.nodes[i].check(t, limit.Check{Target: target, Cost: 1})
-				expect.True(t, d.Allowed && !d.FailedOpen && d.Remaining == 9-int64(i), "%+v", d)
+	inBubble(t, 2, Config{NoInline: true, InlineMaxWindow: time.Hour, InlineMaxKeys: 1},
+		func(t *testing.T, c *testCluster) {
+			l := algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: 365 * 24 * time.Hour, Period: algo.Epoch}
+			for _, key := range []string{"a", "b", "c", "d", "e"} {
+				target := limit.Target{Limit: &l, Namespace: limit.EnvoyNamespace + "d", Key: key, Configured: true}
+				for i := range 2 {
+					d := c.nodes[i].check(t, limit.Check{Target: target, Cost: 1})
+					expect.True(t, d.Allowed && !d.FailedOpen && d.Remaining == 9-int64(i), "%+v", d)
+				}
+				target.Configured = false
+				c.nodes[0].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "namespace")
+				configured := target
+				configured.Configured = true
+				_, err := c.nodes[0].Check(t.Context(), []limit.Check{{Target: configured}, {Target: target, Cost: 1}})
+				wantError(t, err, limit.Invalid, "checks[1].namespace") // behind one of the operator's
+				target.Namespace, target.Configured = "mine", true
+				c.nodes[0].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "namespace")
 			}
-			target.Configured = false
-			c.nodes[0].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "namespace")
-			configured := target
-			configured.Configured = true
-			_, err := c.nodes[0].Check(t.Context(), []limit.Check{{Target: configured}, {Target: target, Cost: 1}})
-			wantError(t, err, limit.Invalid, "checks[1].namespace") // behind one of the operator's
-			target.Namespace, target.Configured = "mine", true
-			c.nodes[0].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "namespace")
-		}
-	})
+		})
 }
 
 // TestAlwaysBounded: what a caller who may not charge has charged without room stays within the limit, with every
@@ -164,7 +165,8 @@ func TestAlwaysBounded(t *testing.T) {
 	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
 		for n := range 3 {
 			target := onPolicy(p.Name, c.owned(p.Name, n, 0))
-			for i, step := range []struct{ cost, granted, remaining int64 }{{60, 60, 40}, {1 << 53, 40, 0}, {1 << 53, 0, 0}, {1, 0, 0}} {
+			for i, step := range []struct{ cost, granted, remaining int64 }{{60, 60, 40}, {1 << 53, 40, 0},
+				{1 << 53, 0, 0}, {1, 0, 0}} {
 				q := always(target, step.cost)
 				q.Bounded = true
 				d := c.nodes[i%3].check(t, q)

@@ -46,7 +46,8 @@ func (n *testNode) all(t testing.TB, checks ...limit.Check) limit.AllDecision {
 
 // spread is checks of cost 1 of policies a, b and c, one on each node.
 func (c *testCluster) spread() []limit.Check {
-	return []limit.Check{named("a", c.owned("a", 0, 0), 1), named("b", c.owned("b", 1, 0), 1), named("c", c.owned("c", 2, 0), 1)}
+	return []limit.Check{named("a", c.owned("a", 0, 0), 1), named("b", c.owned("b", 1, 0), 1),
+		named("c", c.owned("c", 2, 0), 1)}
 }
 
 // wantLeft tells what is left of each key, and that no reservation is pending.
@@ -125,7 +126,8 @@ func TestAtomicRepeatsAreSummed(t *testing.T) {
 		})
 		c.wantLeft([]limit.Check{y}, 6)
 		inline := func(lim, cost int64) limit.Check {
-			return limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, "k"), Cost: cost}
+			return limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: lim,
+				Window: time.Minute}, "k"), Cost: cost}
 		}
 		all = c.nodes[0].all(t, inline(5, 2), inline(5, 2), y)
 		expect.True(t, all.Allowed && all.Decisions[0].Remaining == 1, "%+v", all)
@@ -173,7 +175,8 @@ func TestAtomicErrors(t *testing.T) {
 			{with(func(q *limit.Check) { q.Policy = "denied" }), limit.Invalid, "policy"},
 			{with(func(q *limit.Check) { q.Policy = "nope" }), limit.NotFound, "policy"},
 			{with(func(q *limit.Check) {
-				q.Policy, q.Limit = "", &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Second, CountDenied: true}
+				q.Policy, q.Limit = "", &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Second,
+					CountDenied: true}
 			}), limit.Invalid, "limit"},
 			{with(func(q *limit.Check) {
 				q.Policy, q.Limit = "", &algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}
@@ -216,7 +219,8 @@ func TestAtomicWhereAnOwnerIsOutOfReach(t *testing.T) {
 		}
 	}
 	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
-		good, open, closed := named("a", c.owned("a", 1, 0), 1), named("b", c.owned("b", 2, 0), 1), named("closed", c.owned("closed", 2, 0), 1)
+		good, open, closed := named("a", c.owned("a", 1, 0), 1), named("b", c.owned("b", 2, 0), 1),
+			named("closed", c.owned("closed", 2, 0), 1)
 		c.tamper(unplug("n2"))
 		all := c.nodes[0].all(t, good, open)
 		expect.True(t, all.Allowed && all.Decisions[1].FailedOpen && !all.Decisions[0].FailedOpen, "open: %+v", all)

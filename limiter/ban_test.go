@@ -123,7 +123,8 @@ func TestBanOfOtherCalls(t *testing.T) {
 		extend.Cost = 1
 		d, err = n.Extend(t.Context(), extend)
 		expect.True(t, err == nil && !d.Allowed && d.Banned, "extended: %+v, %v", d, err)
-		got, err := n.Commit(t.Context(), limit.Commit{Target: login, ReservationID: held.ReservationID, Amount: units(2)})
+		got, err := n.Commit(t.Context(),
+			limit.Commit{Target: login, ReservationID: held.ReservationID, Amount: units(2)})
 		expect.True(t, err == nil && got.Excess == 1 && !got.Over, "committed: %+v, %v", got, err)
 
 		job := onPolicy("jobs", "j")

@@ -81,7 +81,8 @@ func (b *Batch) end(l *Limiter, i int, end *moment) {
 
 // CheckTo implements BatchService. Nothing is decided where a check is not acceptable. It takes no memory for checks
 // that this node decides by itself under a single limit, and keeps nothing of what it is given.
-func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
+func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials,
+	results []limit.Result) error {
 	if err := limit.ValidBatch(len(checks)); err != nil {
 		return err
 	}
@@ -113,7 +114,8 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limi
 }
 
 // checkBatch is CheckTo for several checks, or for a call with a trace.
-func (l *Limiter) checkBatch(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
+func (l *Limiter) checkBatch(ctx context.Context, checks []limit.Check, denied limit.Denials,
+	results []limit.Result) error {
 	pool := &l.batches[bits.Len(uint(len(checks)-1))] // few checks that wait for others do not keep the room of many
 	b := pool.Get().(*Batch)
 	b.Checks, b.Denied, b.Results = checks, denied, results

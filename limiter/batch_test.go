@@ -137,7 +137,8 @@ func TestABatchDecidesAsItsChecksAlone(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		rng := rand.New(rand.NewPCG(1, 2))
 		limits := []*algo.Limit{
-			nil, {Algorithm: algo.TokenBucket, Limit: 3, Window: time.Minute}, {Algorithm: algo.TokenBucket, Limit: 5, Window: time.Minute},
+			nil, {Algorithm: algo.TokenBucket, Limit: 3, Window: time.Minute},
+			{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Minute},
 			{Algorithm: algo.SlidingLog, Limit: 3, Window: time.Minute},
 		}
 		for round := range 200 {
@@ -157,7 +158,8 @@ func TestABatchDecidesAsItsChecksAlone(t *testing.T) {
 			for i := range batch {
 				batch[i].Key += " alone"
 				want := c.nodes[1].check(t, batch[i])
-				if g, w := got[i].Decision, want; g.Allowed != w.Allowed || g.Remaining != w.Remaining || g.Limit != w.Limit || g.Policy != w.Policy || g.Window != w.Window {
+				if g, w := got[i].Decision, want; g.Allowed != w.Allowed || g.Remaining != w.Remaining ||
+					g.Limit != w.Limit || g.Policy != w.Policy || g.Window != w.Window {
 					t.Fatalf("check %d of %d, %+v: %+v, alone %+v", i, len(batch), batch[i], g, w)
 				}
 			}
@@ -165,7 +167,8 @@ func TestABatchDecidesAsItsChecksAlone(t *testing.T) {
 		// A check that is not acceptable is so wherever it stands.
 		good := limit.Check{Target: onPolicy("fixed_window", "k"), Cost: 1}
 		for _, change := range []func(*limit.Check){
-			func(c *limit.Check) { c.Key = "" }, func(c *limit.Check) { c.Key = "\xff" }, func(c *limit.Check) { c.Cost = -1 },
+			func(c *limit.Check) { c.Key = "" }, func(c *limit.Check) { c.Key = "\xff" },
+			func(c *limit.Check) { c.Cost = -1 },
 			func(c *limit.Check) { c.Cost = algo.MaxLimit + 1 }, func(c *limit.Check) { c.Namespace = "n" },
 			func(c *limit.Check) { c.Limit = limits[1] },
 		} {
@@ -190,7 +193,8 @@ func TestFewChecksKeepLittle(t *testing.T) {
 			must.NoError(t, l.CheckTo(t.Context(), checks[:n], nil, results[:n]))
 			pool := &l.batches[bits.Len(uint(n-1))]
 			b := pool.Get().(*Batch)
-			must.True(t, cap(b.room) <= 2*n && cap(b.ops) <= 2*n, "%d checks have room for %d operations", n, cap(b.room))
+			must.True(t, cap(b.room) <= 2*n && cap(b.ops) <= 2*n, "%d checks have room for %d operations", n,
+				cap(b.room))
 			pool.Put(b)
 		}
 	}

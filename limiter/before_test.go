@@ -127,28 +127,32 @@ func TestWhatIsNotRemembered(t *testing.T) {
 		{name: "partial", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
 			n.check(t, limit.Check{Target: target, Cost: 1, Partial: true})
 		}},
-		{name: "asked partially", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
-			n.check(t, limit.Check{Target: target, Cost: 1})
-			n.check(t, limit.Check{Target: target, Cost: 1, Partial: true})
-		}},
+		{name: "asked partially", policy: "log", cost: 5, again: 1,
+			ask: func(t *testing.T, n *testNode, target limit.Target) {
+				n.check(t, limit.Check{Target: target, Cost: 1})
+				n.check(t, limit.Check{Target: target, Cost: 1, Partial: true})
+			}},
 		{name: "peek", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
 			n.check(t, limit.Check{Target: target})
 		}},
-		{name: "request id", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
-			n.check(t, limit.Check{Target: target, Cost: 1, RequestID: "r"})
-		}},
+		{name: "request id", policy: "log", cost: 5, again: 1,
+			ask: func(t *testing.T, n *testNode, target limit.Target) {
+				n.check(t, limit.Check{Target: target, Cost: 1, RequestID: "r"})
+			}},
 		{name: "lease", policy: "jobs", again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
 			expect.NoError(t, expect.Err(n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 5})))
 		}},
-		{name: "reservation", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
-			d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
-			expect.True(t, err == nil && !d.Allowed && d.RememberFor == 0, "%+v, %v", d, err)
-		}},
-		{name: "reservation pending", policy: "log", cost: 4, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
-			if d := n.check(t, limit.Check{Target: target, Cost: 1}); d.Allowed {
-				reserve(t, n, target)
-			}
-		}},
+		{name: "reservation", policy: "log", cost: 5, again: 1,
+			ask: func(t *testing.T, n *testNode, target limit.Target) {
+				d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
+				expect.True(t, err == nil && !d.Allowed && d.RememberFor == 0, "%+v, %v", d, err)
+			}},
+		{name: "reservation pending", policy: "log", cost: 4, again: 1,
+			ask: func(t *testing.T, n *testNode, target limit.Target) {
+				if d := n.check(t, limit.Check{Target: target, Cost: 1}); d.Allowed {
+					reserve(t, n, target)
+				}
+			}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
@@ -338,7 +342,8 @@ func TestANewPolicyForgetsRefusals(t *testing.T) {
 func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
 	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
 		q := func(lim int64) limit.Check {
-			return limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, "k1"), Cost: 1}
+			return limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: lim,
+				Window: time.Minute}, "k1"), Cost: 1}
 		}
 		n, op := c.nodes[0], Op{Kind: OpCheck, Check: new(q(1))}
 		must.Equal(t, n.plan(n.table.Load(), &op), nil)
@@ -354,7 +359,8 @@ func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
 
 // eachDrift takes 4,000 steps under each policy, with clocks of one owner and one entry node at all rates that are
 // allowed. A step says whether it was answered from memory, as some have to be.
-func eachDrift(t *testing.T, step func(t *testing.T, c *testCluster, dice int, id string, q limit.Check) (remembered bool)) {
+func eachDrift(t *testing.T,
+	step func(t *testing.T, c *testCluster, dice int, id string, q limit.Check) (remembered bool)) {
 	for _, policy := range []string{"log", "short", "bucket", "two"} {
 		for _, rates := range [][2]int64{{0, 0}, {1, -1}, {-1, 1}} {
 			t.Run(fmt.Sprintf("%s%v", policy, rates), func(t *testing.T) {
@@ -406,7 +412,8 @@ func TestALateRefusalIsNotWrong(t *testing.T) {
 				entry, owner, key := c.nodes[0], c.nodes[1], c.owned(policy, 1, 0)
 				var late chan struct{}
 				var asking sync.WaitGroup
-				admitted, remembered := false, 0 // while the latest late one was asked, and not after that; answers from memory then
+				// while the latest late one was asked, and not after that; answers from memory then
+				admitted, remembered := false, 0
 				for i := range 20_000 {
 					c.advance(time.Duration(random.ExpFloat64() * float64(10*time.Millisecond)))
 					switch {
@@ -423,7 +430,8 @@ func TestALateRefusalIsNotWrong(t *testing.T) {
 					cost := 1 + random.Int64N(2)
 					would := owner.check(t, limit.Check{Target: onPolicy(policy, key)}).Remaining >= cost
 					var d limit.Decision
-					if c.messages(func() { d = entry.check(t, named(policy, key, cost)) }) == 0 && late == nil && admitted {
+					if c.messages(func() { d = entry.check(t, named(policy, key, cost)) }) == 0 && late == nil &&
+						admitted {
 						remembered++
 					}
 					must.True(t, d.Allowed == would, "step %d: cost %d: %+v, the owner says %v", i, cost, d, would)
@@ -452,7 +460,8 @@ func TestARefusalFromMemoryHasTheRetryAfterOfItsCost(t *testing.T) {
 		case 1:
 			q.RequestID = id
 		case 2:
-			must.Value(entry.Reserve(t.Context(), limit.Reserve{Target: q.Target, Amount: units(q.Cost), TTL: time.Millisecond}))(t)
+			must.Value(entry.Reserve(t.Context(),
+				limit.Reserve{Target: q.Target, Amount: units(q.Cost), TTL: time.Millisecond}))(t)
 			return false
 		}
 		var d limit.Decision

@@ -91,7 +91,8 @@ func (k loanKey) target() limit.Target {
 		return limit.Target{Policy: k.scope, Key: k.key}
 	}
 	of := k.inline
-	return limit.Target{Limit: &of.Limits[0], Namespace: of.namespace, Configured: limit.Reserved(of.namespace), Key: k.key}
+	return limit.Target{Limit: &of.Limits[0], Namespace: of.namespace, Configured: limit.Reserved(of.namespace),
+		Key: k.key}
 }
 
 // startBorrowing starts the goroutine that reports loans. It runs until stop.
@@ -189,7 +190,8 @@ func (op *Op) fromLoans() bool {
 // tightestOf returns the limit whose numbers a Decision has, or the first one.
 func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
 	for i := range d.Limits {
-		if s := &d.Limits[i]; i < len(limits) && s.Limit == d.Limit && s.Window == d.Window && s.Remaining == d.Remaining {
+		if s := &d.Limits[i]; i < len(limits) && s.Limit == d.Limit && s.Window == d.Window &&
+			s.Remaining == d.Remaining {
 			return &limits[i]
 		}
 	}
@@ -211,7 +213,8 @@ func (b *borrowing) report(ctx context.Context, sent int64, reports []lend.Repor
 	for i := range reports {
 		r := &reports[i]
 		op := NewOp(OpBorrow, limit.Check{Target: r.Key.target()}, Extra{Loan: &LoanCall{Report: limit.Borrow{
-			ID: algo.LoanID{Borrower: b.l.cfg.Self.Boot, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want, Counted: true,
+			ID: algo.LoanID{Borrower: b.l.cfg.Self.Boot, Number: r.Number}, Totals: r.Totals, Known: r.Known,
+			Want: r.Want, Counted: true,
 		}}})
 		op.owed = true
 		if op.Outcome.Err = b.l.plan(b.l.table.Load(), op); op.Outcome.Err != nil {
@@ -241,7 +244,8 @@ func (b *borrowing) answered(sent int64, ops []*Op) {
 		a.Lent = op.Loan.Lent
 		if err := op.Outcome.Err; err != nil {
 			// An error other than Unavailable: the holder rejects the target, such as if inline limits are turned off.
-			a.Lent = limit.Lent{Unheard: err.Kind == limit.Unavailable, Ended: err.Kind != limit.Unavailable, Again: neverAgain}
+			a.Lent = limit.Lent{Unheard: err.Kind == limit.Unavailable, Ended: err.Kind != limit.Unavailable,
+				Again: neverAgain}
 		}
 		a.Number = op.Loan.Report.ID.Number
 	}
@@ -257,14 +261,16 @@ func (l *Limiter) answerRecall(op *Op) {
 	asked := op.Loan.Recall
 	r, ok := b.book.Recalled(asked.Number, asked.Granted, b.clock())
 	op.Loan.Known = ok
-	op.Loan.Report = limit.Borrow{ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: asked.Number}, Totals: r.Totals, Known: r.Known}
+	op.Loan.Report = limit.Borrow{ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: asked.Number}, Totals: r.Totals,
+		Known: r.Known}
 }
 
 // askNode recalls the loans of a key that a node has (OpRecall), and takes in the reports with which it answers.
 func (l *Limiter) askNode(node ownership.Node, of subject, target limit.Target, loans []algo.Loan) {
 	ops := make([]*Op, len(loans))
 	for i := range loans {
-		ops[i] = NewOp(OpRecall, limit.Check{}, Extra{Loan: &LoanCall{Recall: limit.Recall{Number: loans[i].ID.Number, Granted: loans[i].Granted}}})
+		ops[i] = NewOp(OpRecall, limit.Check{},
+			Extra{Loan: &LoanCall{Recall: limit.Recall{Number: loans[i].ID.Number, Granted: loans[i].Granted}}})
 		ops[i].Hops = 1
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), recallMost)

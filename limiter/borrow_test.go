@@ -80,7 +80,8 @@ func TestNodeBorrows(t *testing.T) {
 		var allocated float64
 		for range 10 { // who reports what is spent allocates, and may do so meanwhile
 			c.pass(30 * time.Millisecond)
-			allocated = testing.AllocsPerRun(5, func() { _ = node.CheckTo(t.Context(), checks, nil, results); singles++ }) -
+			allocated = testing.AllocsPerRun(5,
+				func() { _ = node.CheckTo(t.Context(), checks, nil, results); singles++ }) -
 				testing.AllocsPerRun(5, func() { node.Route(0) })
 			if allocated == 0 {
 				break
@@ -142,7 +143,8 @@ func TestReservationsBesideLoans(t *testing.T) {
 		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-2 {
 			t.Errorf("with 2 reserved: %+v, before: %+v", is, before)
 		}
-		s, err := node.Commit(t.Context(), limit.Commit{Target: target, Amount: units(1), ReservationID: d.ReservationID})
+		s, err := node.Commit(t.Context(),
+			limit.Commit{Target: target, Amount: units(1), ReservationID: d.ReservationID})
 		expect.NoError(t, err, "%+v", s)
 		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-1 {
 			t.Errorf("with 1 of 2 committed: %+v, before: %+v", is, before)
@@ -155,7 +157,8 @@ func TestReservationsBesideLoans(t *testing.T) {
 // it spends later it asks again.
 func TestWhoObeysIsAdmittedBesideLoans(t *testing.T) {
 	const set = "policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 2s}]"
-	for name, between := range map[string]func(c *testCluster, n *testNode, small limit.Check, large *limit.Check) limit.Decision{
+	for name, between := range map[string]func(c *testCluster, n *testNode, small limit.Check,
+		large *limit.Check) limit.Decision{
 		"spent before": func(c *testCluster, n *testNode, small limit.Check, large *limit.Check) limit.Decision {
 			large.Cost = 990 // for which nearly all that is in use has to go
 			return n.check(c.t, *large)
@@ -246,10 +249,12 @@ func TestNodeIsRecalled(t *testing.T) {
 // borrows and the number of its first loan, that it was lent 10⁹ units, and has returned them. The node takes no more
 // than it has asked for, so no more is admitted than the limit.
 func TestBorrowingInANodesName(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, "policies: [{name: p, algorithm: sliding_log, limit: 2000, window: 1h}]")}, func(t *testing.T, c *testCluster) {
+	inBubble(t, 2, Config{Policies: policies(t,
+		"policies: [{name: p, algorithm: sliding_log, limit: 2000, window: 1h}]")}, func(t *testing.T, c *testCluster) {
 		owner, node := c.nodes[0], c.nodes[1]
 		q := named("p", c.owned("p", 0, 0), 1)
-		forged := limit.Borrow{Target: q.Target, ID: algo.LoanID{Borrower: node.cfg.Self.Boot, Number: 1}, Totals: algo.Totals{Granted: 1e9, Returned: 1e9}, Want: 16}
+		forged := limit.Borrow{Target: q.Target, ID: algo.LoanID{Borrower: node.cfg.Self.Boot, Number: 1},
+			Totals: algo.Totals{Granted: 1e9, Returned: 1e9}, Want: 16}
 		must.Value(owner.Lend(t.Context(), []limit.Borrow{forged}, make([]limit.Lent, 1)))(t)
 		admitted := c.heat(node, q)
 		for range 10_000 {
@@ -273,7 +278,8 @@ func TestRecallsLendNothing(t *testing.T) {
 		lent(t, owner.Limiter, limit.Borrow{Target: onPolicy("p", key), ID: id, Want: 16})
 		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
 			deliver()
-			ops[0].Loan.Known, ops[0].Loan.Report = true, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 100}
+			ops[0].Loan.Known, ops[0].Loan.Report = true,
+				limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 100}
 		})
 		op := &Op{Check: new(named("p", key, 1))}
 		must.Equal(t, owner.plan(owner.table.Load(), op), nil)
@@ -294,7 +300,8 @@ func TestPartialRecalls(t *testing.T) {
 		part := all
 		part.Cost = 1000 - used - onLoan - 10 // less than is free
 		d := c.nodes[0].check(t, part)
-		expect.True(t, d.Granted == part.Cost && c.onLoan(c.nodes[0], "small", key) == onLoan, "of what is free: %+v", d)
+		expect.True(t, d.Granted == part.Cost && c.onLoan(c.nodes[0], "small", key) == onLoan, "of what is free: %+v",
+			d)
 		if d := c.nodes[2].check(t, all); !d.Allowed || d.Granted != onLoan+10 || d.Remaining != 0 {
 			t.Errorf("%d of %d were used and %d on loan: %+v", used+part.Cost, 1000, onLoan, d)
 		}
@@ -338,7 +345,8 @@ func TestAllFromLoans(t *testing.T) {
 		// One key of which there is no loan, one that the node decides for itself, a charge: owners are asked about
 		// all.
 		onLoan := c.onLoan(c.nodes[0], "small", a)
-		for what, other := range map[string]limit.Check{"without a loan": named("p", c.owned("p", 0, 1), 1), "of its own": named("p", c.owned("p", 2, 0), 1)} {
+		for what, other := range map[string]limit.Check{"without a loan": named("p", c.owned("p", 0, 1), 1),
+			"of its own": named("p", c.owned("p", 2, 0), 1)} {
 			n := c.messages(func() {
 				must.True(t, ask(append(checks, other)...), "refused")
 				admitted++
@@ -463,7 +471,8 @@ func TestInlineLimitsAreLent(t *testing.T) {
 		node := c.nodes[1]
 		check := func() limit.Check { // as it is parsed anew each time
 			l := algo.Limit{Algorithm: algo.SlidingLog, Limit: 10000, Window: time.Hour}
-			return limit.Check{Target: limit.Target{Limit: &l, Namespace: "n", Key: c.owned(limit.InlineScope("n", &l), 0, 0)}, Cost: 1}
+			return limit.Check{Target: limit.Target{Limit: &l, Namespace: "n",
+				Key: c.owned(limit.InlineScope("n", &l), 0, 0)}, Cost: 1}
 		}
 		c.heat(node, check())
 		expect.Equal(t, c.messages(func() {
@@ -498,7 +507,8 @@ func TestSeveralLimitsAreLent(t *testing.T) {
 					must.True(t, d.Allowed && d.Granted == 1 && d.Policy == "p" && d.Limit == 200 &&
 						d.Window == time.Second && d.Remaining == 200-lately && d.NearLimit == near &&
 						len(d.Limits) == 2, "%+v after %d", d, used)
-					for i, want := range []limit.LimitStatus{{Limit: 2000, Window: time.Hour, Remaining: 2000 - used}, {Limit: 200, Window: time.Second, Remaining: 200 - lately}} {
+					for i, want := range []limit.LimitStatus{{Limit: 2000, Window: time.Hour, Remaining: 2000 - used},
+						{Limit: 200, Window: time.Second, Remaining: 200 - lately}} {
 						got := d.Limits[i]
 						expect.True(t, got.ResetAfter > 0, "%+v", got)
 						got.ResetAfter = 0
@@ -724,7 +734,8 @@ func TestReportsAreForwarded(t *testing.T) {
 func TestReportsAreNotHandedOn(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		key := c.owned("p", 0, 0)
-		op := NewOp(OpBorrow, limit.Check{Target: onPolicy("p", key)}, Extra{Loan: &LoanCall{Report: limit.Borrow{Want: 16}}})
+		op := NewOp(OpBorrow, limit.Check{Target: onPolicy("p", key)},
+			Extra{Loan: &LoanCall{Report: limit.Borrow{Want: 16}}})
 		op.Hops = 1
 		if rest := c.nodes[1].Receive([]*Op{op}); rest != nil {
 			rest(t.Context())

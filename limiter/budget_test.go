@@ -26,23 +26,27 @@ func TestEachByItself(t *testing.T) {
 		for n := range 3 {
 			target := onPolicy("sliding_log", c.owned("sliding_log", n, 0))
 			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(40)})
-			extends = append(extends, limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: units(int64(30 * (n + 1)))})
+			extends = append(extends,
+				limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: units(int64(30 * (n + 1)))})
 			commits = append(commits, limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)})
 		}
 		unknown := onPolicy("nothing", "k")
-		extends = append(extends, limit.Extend{Target: unknown, ReservationID: extends[0].ReservationID, Amount: units(1)})
+		extends = append(extends,
+			limit.Extend{Target: unknown, ReservationID: extends[0].ReservationID, Amount: units(1)})
 		extended, err := c.nodes[1].ExtendEach(t.Context(), extends)
 		must.True(t, err == nil && len(extended) == 4, "%v %v", extended, err)
 		for i, want := range []int64{30, 60, 0} {
 			r := extended[i]
 			expect.True(t, r.Err == nil && r.Granted == want && r.Allowed == (want > 0), "%d: %+v", i, r)
 		}
-		if bad, ok := errors.AsType[*limit.Error](extended[3].Err); !ok || bad.Kind != limit.NotFound || bad.Field != "policy" {
+		if bad, ok := errors.AsType[*limit.Error](extended[3].Err); !ok || bad.Kind != limit.NotFound ||
+			bad.Field != "policy" {
 			t.Errorf("%+v", extended[3])
 		}
 		wrong := commits[0]
 		wrong.ReservationID = "x"
-		commits = append(commits, wrong, limit.Commit{Target: commits[0].Target, ReservationID: commits[1].ReservationID})
+		commits = append(commits, wrong,
+			limit.Commit{Target: commits[0].Target, ReservationID: commits[1].ReservationID})
 		settled, err := c.nodes[2].CommitEach(t.Context(), commits)
 		must.True(t, err == nil && len(settled) == 5, "%v %v", settled, err)
 		for i, want := range []limit.Settled{{Refunded: 20}, {Refunded: 50}, {Excess: 10}} {
@@ -52,7 +56,8 @@ func TestEachByItself(t *testing.T) {
 			expect.True(t, left == 50, "%d: %d are left", i, left)
 		}
 		for i, kind := range map[int]limit.Kind{3: limit.Invalid, 4: limit.NotFound} {
-			if bad, ok := errors.AsType[*limit.Error](settled[i].Err); !ok || bad.Kind != kind || bad.Field != "reservation_id" {
+			if bad, ok := errors.AsType[*limit.Error](settled[i].Err); !ok || bad.Kind != kind ||
+				bad.Field != "reservation_id" {
 				t.Errorf("%+v", settled[i])
 			}
 		}
@@ -102,14 +107,16 @@ func TestExtend(t *testing.T) {
 					got.ReservationID == d.ReservationID, "%+v, %v", got, err)
 			}
 			e.Amount, e.RequestID, e.TTL = units(31), "", time.Minute
-			if got, err := c.nodes[1].Extend(t.Context(), e); err != nil || got.Allowed || got.RetryAfter != time.Minute {
+			if got, err := c.nodes[1].Extend(t.Context(), e); err != nil || got.Allowed ||
+				got.RetryAfter != time.Minute {
 				t.Errorf("beyond the limit: %+v, %v", got, err)
 			}
 			c.advance(19 * time.Second)
 			e.Amount, e.TTL = units(0), 40*time.Second
 			expect.True(t, must.Value(c.nodes[2].Extend(t.Context(), e))(t).Allowed, "time")
 			c.advance(39 * time.Second)
-			got, err := c.nodes[2].Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)})
+			got, err := c.nodes[2].Commit(t.Context(),
+				limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)})
 			expect.True(t, err == nil && got.Refunded == 20, "%+v, %v", got, err)
 			expect.Equal(t, c.nodes[1].left(t, target), 50, "left")
 			wantError(t, expect.Err(c.nodes[2].Extend(t.Context(), e)), limit.NotFound, "reservation_id")
@@ -126,11 +133,15 @@ func TestExtend(t *testing.T) {
 			{limit.Extend{Target: log, ReservationID: id, Amount: units(1 << 60)}, limit.Invalid, "cost"},
 			{limit.Extend{Target: log, ReservationID: id, TTL: time.Hour + 1}, limit.Invalid, "ttl"},
 			{limit.Extend{Target: log, ReservationID: id, TTL: 1}, limit.Invalid, "ttl"},
-			{limit.Extend{Target: log, ReservationID: id, Amount: limit.Amount{Usage: limit.Usage{"input": 1}}}, limit.Invalid, "usage"},
-			{limit.Extend{Target: log, ReservationID: id[:24] + "00000001", Amount: units(1)}, limit.Invalid, "reservation_id"},
+			{limit.Extend{Target: log, ReservationID: id, Amount: limit.Amount{Usage: limit.Usage{"input": 1}}},
+				limit.Invalid, "usage"},
+			{limit.Extend{Target: log, ReservationID: id[:24] + "00000001", Amount: units(1)}, limit.Invalid,
+				"reservation_id"},
 			{limit.Extend{Target: log, Amount: units(1)}, limit.Invalid, "reservation_id"},
-			{limit.Extend{Target: onPolicy("nope", "k"), ReservationID: id, Amount: units(1)}, limit.NotFound, "policy"},
-			{limit.Extend{Target: onPolicy("concurrency", "k"), ReservationID: id, Amount: units(1)}, limit.Invalid, "policy"},
+			{limit.Extend{Target: onPolicy("nope", "k"), ReservationID: id, Amount: units(1)}, limit.NotFound,
+				"policy"},
+			{limit.Extend{Target: onPolicy("concurrency", "k"), ReservationID: id, Amount: units(1)}, limit.Invalid,
+				"policy"},
 		} {
 			for _, n := range c.nodes {
 				wantError(t, expect.Err(n.Extend(t.Context(), test.e)), test.kind, test.what)
@@ -221,7 +232,8 @@ func TestReserveAll(t *testing.T) {
 			refused.Decisions[5].Granted == 0, "%+v, %v", refused, err)
 		left(40)
 		for i, r := range rs {
-			got, err := c.nodes[i%3].Commit(t.Context(), limit.Commit{Target: r.Target, ReservationID: all.ReservationID, Amount: units(10)})
+			got, err := c.nodes[i%3].Commit(t.Context(),
+				limit.Commit{Target: r.Target, ReservationID: all.ReservationID, Amount: units(10)})
 			expect.True(t, err == nil && got.Refunded == 50, "%s: %+v, %v", r.Policy, got, err)
 		}
 		left(90)
@@ -257,12 +269,15 @@ func TestPricesAndEstimates(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, tokens)}, func(t *testing.T, c *testCluster) {
 		n, target := c.nodes[0], onPolicy("tokens", c.owned("tokens", 1, 0))
 		used := func(u limit.Usage) limit.Amount { return limit.Amount{Usage: u} }
-		d := n.reserve(t, limit.Reserve{Target: target, Amount: used(limit.Usage{"input": 100, "cached": 1 << 40, "output": 10})})
+		d := n.reserve(t, limit.Reserve{Target: target,
+			Amount: used(limit.Usage{"input": 100, "cached": 1 << 40, "output": 10})})
 		expect.Equal(t, d.Granted, 450, "%+v", d)
-		if d, err := n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: used(limit.Usage{"output": 2})}); err != nil || d.Granted != 30 {
+		if d, err := n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: d.ReservationID,
+			Amount: used(limit.Usage{"output": 2})}); err != nil || d.Granted != 30 {
 			t.Errorf("%+v, %v", d, err)
 		}
-		got, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: used(limit.Usage{"output": 33})})
+		got, err := n.Commit(t.Context(),
+			limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: used(limit.Usage{"output": 33})})
 		expect.True(t, err == nil && got.Excess == 15, "%+v, %v", got, err)
 		d, err = n.Charge(t.Context(), limit.Charge{Target: target, Amount: used(limit.Usage{"input": 5})})
 		expect.True(t, err == nil && d.Granted == 15 && d.Remaining == 1_000_000-510, "%+v, %v", d, err)
@@ -300,13 +315,15 @@ func TestPricesAndEstimates(t *testing.T) {
 		}
 		for i := range int64(100) {
 			d := n.reserve(t, limit.Reserve{Target: target, Amount: units(1), Estimate: true, Class: "large"})
-			_, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Class: "large", Amount: units(1001 + i)})
+			_, err := n.Commit(t.Context(),
+				limit.Commit{Target: target, ReservationID: d.ReservationID, Class: "large", Amount: units(1001 + i)})
 			must.NoError(t, err)
 		}
 		expect.Equal(t, estimate("tokens", "k", "large"), 1090, "is not the 90th percentile of 1001 to 1100")
 		for range 100 { // pieces of work that did not take place
 			d := n.reserve(t, limit.Reserve{Target: target, Amount: units(1), Estimate: true, Class: "large"})
-			_, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Class: "large"})
+			_, err := n.Commit(t.Context(),
+				limit.Commit{Target: target, ReservationID: d.ReservationID, Class: "large"})
 			must.NoError(t, err)
 		}
 		expect.Equal(t, estimate("tokens", "k", "large"), 1090, "is learned of work that cost nothing")
@@ -333,7 +350,8 @@ func TestReservationsAreBounded(t *testing.T) {
 		wantError(t, err, limit.Unavailable, "key")
 		expect.Equal(t, n.left(t, target), 97, "left: a rejected reservation has charged")
 		for i := range 3 {
-			n.reserve(t, limit.Reserve{Target: onPolicy("sliding_log", c.owned("sliding_log", 1, i+1)), Amount: units(1)})
+			n.reserve(t, limit.Reserve{Target: onPolicy("sliding_log", c.owned("sliding_log", 1, i+1)),
+				Amount: units(1)})
 		}
 		other := onPolicy("sliding_log", c.owned("sliding_log", 1, 9))
 		_, err = n.Reserve(t.Context(), limit.Reserve{Target: other, Amount: units(1)})
@@ -452,14 +470,16 @@ func TestBudgets(t *testing.T) {
 						if rng.IntN(4) == 0 {
 							cost = 0
 						}
-						got, err := n.Commit(t.Context(), limit.Commit{Target: to, ReservationID: p.ids, Amount: units(cost)})
+						got, err := n.Commit(t.Context(),
+							limit.Commit{Target: to, ReservationID: p.ids, Amount: units(cost)})
 						if now >= p.until {
 							wantError(t, err, limit.NotFound, "reservation_id")
 							continue
 						}
 						used := by[to].used(now)
 						excess := max(min(cost-reserved, by[to].most-used), 0)
-						want := limit.Settled{Excess: excess, Over: cost > reserved && used+cost-reserved > by[to].limit}
+						want := limit.Settled{Excess: excess,
+							Over: cost > reserved && used+cost-reserved > by[to].limit}
 						keep := cost
 						for _, part := range p.parts[to] {
 							back := part.units - min(part.units, keep)
@@ -500,7 +520,8 @@ func TestBudgets(t *testing.T) {
 
 // A commit of more than a bucket can owe, twice, beside a reservation that is still pending.
 func TestCommitBeyondWhatABucketOwes(t *testing.T) {
-	l := started(t, Config{Policies: policies(t, "policies: [{name: p, algorithm: token_bucket, limit: 100, window: 10s}]")})
+	l := started(t, Config{Policies: policies(t,
+		"policies: [{name: p, algorithm: token_bucket, limit: 100, window: 10s}]")})
 	target := onPolicy("p", "k")
 	ids := make([]string, 5)
 	for i := range ids {

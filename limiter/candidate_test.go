@@ -32,7 +32,8 @@ func TestCandidate(t *testing.T) {
 		random := rand.New(rand.NewPCG(7, 7))
 		disagreed := uint64(0)
 		for i := range 4000 {
-			c.advance(1100*time.Millisecond + time.Duration(random.Int64N(int64(time.Second)))) // longer than refusals are remembered
+			// longer than refusals are remembered
+			c.advance(1100*time.Millisecond + time.Duration(random.Int64N(int64(time.Second))))
 			n := c.nodes[random.IntN(3)]
 			key, cost := fmt.Sprint(random.IntN(5)), random.Int64N(4)
 			switch random.IntN(20) {

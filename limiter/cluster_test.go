@@ -86,7 +86,8 @@ func inBubbleWithin(t *testing.T, n int, bounds store.Config, cfg Config, f func
 			own.Clock = func() algo.Instant {
 				// Every process has a clock with an origin of its own.
 				mono := c.mono.Load()
-				return algo.Instant{Mono: mono + mono/1000*node.rate.Load() + int64(i)*int64(time.Hour), Wall: 1_800_000_000e9 + mono}
+				return algo.Instant{Mono: mono + mono/1000*node.rate.Load() + int64(i)*int64(time.Hour),
+					Wall: 1_800_000_000e9 + mono}
 			}
 			node.Limiter = New(own)
 			for p := range ring.Partitions {
@@ -228,7 +229,8 @@ func sent(from ownership.Node, ops []*Op) []*Op {
 		if op.Extra == nil {
 			continue
 		}
-		*list[i].Extra = Extra{LeaseID: op.LeaseID, TTL: op.TTL, Reservation: op.Reservation, Atomic: op.Atomic, Exact: op.Exact}
+		*list[i].Extra = Extra{LeaseID: op.LeaseID, TTL: op.TTL, Reservation: op.Reservation, Atomic: op.Atomic,
+			Exact: op.Exact}
 		if op.Loan != nil {
 			loan := LoanCall{Report: op.Loan.Report, Recall: op.Loan.Recall, Forwarded: op.Loan.Forwarded}
 			if !loan.Forwarded {

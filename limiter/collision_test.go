@@ -65,19 +65,22 @@ func TestEqualHashes(t *testing.T) {
 					gaveBack := false
 					switch random.IntN(12) {
 					default:
-						q := limit.Check{Target: at, Cost: random.Int64N(3), RequestID: id, Partial: random.IntN(8) == 0}
+						q := limit.Check{Target: at, Cost: random.Int64N(3), RequestID: id,
+							Partial: random.IntN(8) == 0}
 						what, got, want = fmt.Sprintf("check %+v", q), one(entry.Limiter, q), one(oracle, q)
 					case 0:
 						n := 1 + random.Int64N(2)
 						what = fmt.Sprintf("refund %+v %d", at, n)
-						got, want = said(entry.Refund(t.Context(), at, n, id)), said(oracle.Refund(t.Context(), at, n, id))
+						got, want = said(entry.Refund(t.Context(), at, n, id)),
+							said(oracle.Refund(t.Context(), at, n, id))
 						gaveBack = true
 					case 1:
 						what = fmt.Sprintf("reset %+v", at)
 						got, want = said(0, entry.Reset(t.Context(), at)), said(0, oracle.Reset(t.Context(), at))
 						gaveBack = true
 					case 2, 3:
-						r := limit.Reserve{Target: at, Amount: units(1 + random.Int64N(2)), TTL: time.Minute, RequestID: id}
+						r := limit.Reserve{Target: at, Amount: units(1 + random.Int64N(2)), TTL: time.Minute,
+							RequestID: id}
 						d, err := entry.Reserve(t.Context(), r)
 						o, wrong := oracle.Reserve(t.Context(), r)
 						what, got, want = fmt.Sprintf("reserve %+v", r), said(d.Granted, err), said(o.Granted, wrong)
@@ -95,7 +98,8 @@ func TestEqualHashes(t *testing.T) {
 							return limit.Commit{Target: at, ReservationID: id, Amount: units(keep)}
 						}
 						what = fmt.Sprintf("commit %+v %s %d", at, r[0], keep)
-						got, want = said(entry.Commit(t.Context(), commit(r[0]))), said(oracle.Commit(t.Context(), commit(r[1])))
+						got, want = said(entry.Commit(t.Context(), commit(r[0]))),
+							said(oracle.Commit(t.Context(), commit(r[1])))
 						gaveBack = true
 					case 8:
 						all := make([]limit.Check, 2)
@@ -104,7 +108,8 @@ func TestEqualHashes(t *testing.T) {
 						}
 						d, err := entry.CheckAll(t.Context(), all)
 						o, wrong := oracle.CheckAll(t.Context(), all)
-						what, got, want = fmt.Sprintf("check all %+v", all), said(d.Allowed, err), said(o.Allowed, wrong)
+						what, got, want = fmt.Sprintf("check all %+v", all), said(d.Allowed, err),
+							said(o.Allowed, wrong)
 						synctest.Wait() // until it is settled
 						gaveBack = true
 					case 6:
@@ -121,7 +126,8 @@ func TestEqualHashes(t *testing.T) {
 						}
 						l := leases[max(len(leases)-1-random.IntN(8), 0)]
 						what = fmt.Sprintf("release %+v %s", job, l[0])
-						got, want = said(entry.Release(t.Context(), job, l[0])), said(oracle.Release(t.Context(), job, l[1]))
+						got, want = said(entry.Release(t.Context(), job, l[0])),
+							said(oracle.Release(t.Context(), job, l[1]))
 						gaveBack = true
 					}
 					must.Equal(t, got, want, "step %d: %s", step, what)
@@ -165,7 +171,8 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 // TestCollisionsAreKeysLikeOthers sends 65,536 keys that XXH64 gives one hash: each has a state of its own, found at
 // the price of any other's; one by one in a list they would take minutes.
 func TestCollisionsAreKeysLikeOthers(t *testing.T) {
-	l := started(t, Config{HashKey: testKey, Policies: policies(t, `policies: [{name: login, algorithm: fixed_window, limit: 2, window: 1h}]`)})
+	l := started(t, Config{HashKey: testKey,
+		Policies: policies(t, `policies: [{name: login, algorithm: fixed_window, limit: 2, window: 1h}]`)})
 	partitions := map[int]int{}
 	for round := range int64(2) {
 		for key := range collision.Keys(8+len("login"), 1<<16) {

@@ -68,7 +68,8 @@ func TestAnswersSayHowTheyWaited(t *testing.T) {
 			Ask: algo.Quota{Demand: 7200, Term: time.Minute},
 		}
 		out := make([]limit.QuotaLent, 1)
-		if err := l.Quota(t.Context(), []limit.Quota{q}, out); err != nil || out[0].Err != nil || out[0].Granted > 0 == own.lost || out[0].Rate > 0 == own.lost {
+		if err := l.Quota(t.Context(), []limit.Quota{q}, out); err != nil || out[0].Err != nil ||
+			out[0].Granted > 0 == own.lost || out[0].Rate > 0 == own.lost {
 			t.Errorf("without a copy %v: %+v, %v", own.lost, out[0], err)
 		}
 	}
@@ -76,7 +77,8 @@ func TestAnswersSayHowTheyWaited(t *testing.T) {
 
 // TestAnswerAtTheEndOfALease: an answer is not used from the instant on at which its lease ends.
 func TestAnswerAtTheEndOfALease(t *testing.T) {
-	l := started(t, Config{BootClock: func() int64 { return 7 }, Policies: policies(t, "policies: [{name: p, limits: [9/1m], on_error: closed}]")})
+	l := started(t, Config{BootClock: func() int64 { return 7 },
+		Policies: policies(t, "policies: [{name: p, limits: [9/1m], on_error: closed}]")})
 	for until, used := range map[int64]bool{6: false, 7: false, 8: true} {
 		op := &Op{Kind: OpCheck, Check: new(named("p", "k", 1))}
 		must.Equal(t, l.plan(l.table.Load(), op), nil)
@@ -130,7 +132,8 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 		expect.True(t, own.tickets == want, "%s: %d answers waited, want %d", what, own.tickets, want)
 		own.tickets = 0
 	}
-	for i, r := range ask(named("sync", "k", 1), named("async", "k", 1), named("sync", "k", 2), named("sync", "other", 1)) {
+	for i, r := range ask(named("sync", "k", 1), named("async", "k", 1), named("sync", "k", 2),
+		named("sync", "other", 1)) {
 		if want := []int64{9, 9, 7, 9}[i]; !r.Allowed || r.Remaining != want || r.FailedClosed || r.Degraded {
 			t.Errorf("check %d: %+v, want %d left", i, r, want)
 		}
@@ -172,7 +175,8 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	held := must.Value(l.Reserve(t.Context(), limit.Reserve{Target: onPolicy("sync", "held"), Amount: units(1)}))(t)
 	confirm()
 	own.tickets = 0
-	_, err = l.Commit(t.Context(), limit.Commit{Target: onPolicy("sync", "held"), ReservationID: held.ReservationID, Amount: units(3)})
+	_, err = l.Commit(t.Context(),
+		limit.Commit{Target: onPolicy("sync", "held"), ReservationID: held.ReservationID, Amount: units(3)})
 	expect.NoError(t, err)
 	waits(1, "a commit of more than was reserved")
 
@@ -190,7 +194,8 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	r = ask(named("banned", "l", 1))[0]
 	expect.True(t, !r.Allowed && r.Banned && !r.FailedOpen, "a ban of which the copy does not hear: %+v", r)
 	if got := l.Counts(); !slices.ContainsFunc(got, func(s PolicyStats) bool {
-		return s.Policy == "banned" && s.Allowed == 2 && s.Refused == 3 && s.Banned == 3 && s.Bans == 2 && s.FailedOpen == 0
+		return s.Policy == "banned" && s.Allowed == 2 && s.Refused == 3 && s.Banned == 3 && s.Bans == 2 &&
+			s.FailedOpen == 0
 	}) {
 		t.Errorf("counted %+v", got)
 	}
@@ -216,7 +221,8 @@ func TestLoansWaitForTheirCopy(t *testing.T) {
 			what         string
 			silent, lost bool
 			granted      int64
-		}{{"a copy that does not answer", true, false, 0}, {"no copy any more", false, true, 0}, {"a copy that confirms", false, false, 16}} {
+		}{{"a copy that does not answer", true, false, 0}, {"no copy any more", false, true, 0},
+			{"a copy that confirms", false, false, 16}} {
 			own.silent, own.lost = c.silent, c.lost
 			if a := lent(t, l, b); a.Granted != c.granted || a.Term > 0 != (c.granted > 0) || a.Ended {
 				t.Errorf("%s, %s: %+v", policy, c.what, a)
@@ -231,7 +237,8 @@ func TestLoansWaitForTheirCopy(t *testing.T) {
 	}
 	for now, granted := range map[time.Duration]int64{until / 5: 16, until - time.Millisecond: 0, until: 0} {
 		boot = int64(now)
-		b := limit.Borrow{Target: onPolicy("strict", "other"), ID: algo.LoanID{Borrower: 2, Number: uint64(now)}, Want: 16}
+		b := limit.Borrow{Target: onPolicy("strict", "other"), ID: algo.LoanID{Borrower: 2, Number: uint64(now)},
+			Want: 16}
 		a := lent(t, l, b)
 		expect.True(t, a.Granted == granted && a.Term <= until-now, "at %v, with a lease until 500ms: %+v", now, a)
 	}

@@ -145,10 +145,12 @@ func (l *Limiter) answer(op *Op) {
 	r := op.rule
 	switch {
 	case r.missing && (!op.asks() || l.cfg.UnknownPolicy == UnknownError):
-		op.Outcome.Err = limit.NewError(limit.NotFound, "policy", "there is no policy named "+op.Policy+" on the node that decides for this key")
+		op.Outcome.Err = limit.NewError(limit.NotFound, "policy",
+			"there is no policy named "+op.Policy+" on the node that decides for this key")
 	case op.asks():
 		d := op.Decision
-		*d = limit.Decision{Policy: op.PolicyName(), Allowed: true, Granted: op.Cost, Limit: r.units, Remaining: r.units, RequestID: op.RequestID}
+		*d = limit.Decision{Policy: op.PolicyName(), Allowed: true, Granted: op.Cost, Limit: r.units,
+			Remaining: r.units, RequestID: op.RequestID}
 		if r.units != algo.Unlimited {
 			d.Allowed, d.Granted, d.RetryAfter = false, 0, algo.Never
 			if r.shadow {
@@ -160,7 +162,8 @@ func (l *Limiter) answer(op *Op) {
 		}
 		l.count(op, nil)
 	case op.Kind == OpRenew:
-		op.Outcome.Err = limit.NewError(limit.NotFound, "lease_id", "has ended: the key has no limit to hold a lease on")
+		op.Outcome.Err = limit.NewError(limit.NotFound, "lease_id",
+			"has ended: the key has no limit to hold a lease on")
 	case op.Kind == OpSettle:
 		op.Outcome.Err = storeError(store.ErrNotPending)
 	case op.Kind == OpReset:
@@ -372,7 +375,8 @@ func (l *Limiter) failed(op *Op, err error) {
 		op.Outcome.NotHolder, op.Outcome.shut = &ownership.Route{}, true
 	case op.asks() && errors.Is(err, store.ErrNoGrant):
 		op.Outcome.ungranted = true
-	case op.asks() && errors.Is(err, store.ErrFull) && (!errors.Is(err, store.ErrReservations) || op.Kind != OpCheck && op.Atomic):
+	case op.asks() && errors.Is(err, store.ErrFull) &&
+		(!errors.Is(err, store.ErrReservations) || op.Kind != OpCheck && op.Atomic):
 		l.fail(op)
 	default:
 		op.Outcome.Err = storeError(err)
@@ -414,14 +418,22 @@ var storeErrors = []struct {
 	kind           limit.Kind
 	field, message string
 }{
-	{store.ErrNotPending, limit.NotFound, "reservation_id", "is not pending here: it was ended in another way before, or its ttl has passed and all that it charged stays charged"},
-	{store.ErrReserved, limit.Invalid, "cost", "is above what was reserved, and nothing was changed: extend the reservation first, or let the excess be charged"},
-	{store.ErrExcess, limit.Invalid, "cost", "is above what was reserved by more than the largest limit, and nothing was changed: to charge as much takes the role charge"},
-	{store.ErrKeyReservations, limit.Unavailable, "key", "has as many pending reservations and extensions as a key may have (max-key-reservations): commit or cancel some"},
-	{store.ErrShareReservations, limit.Unavailable, "", "the caller has more than its part of the pending reservations of the node that decides for this key (max-reservations): commit or cancel some"},
-	{store.ErrReservations, limit.Unavailable, "", "the node that decides for this key has as many pending reservations as it may have (max-reservations): commit or cancel some"},
-	{store.ErrRequestID, limit.Invalid, "request_id", "was used before with another cost, or for another operation: use a fresh one"},
-	{store.ErrNoGrant, limit.Unavailable, "", "the node that decides for this key may not do so at the moment: it has no grant, or no copy of what it counts"},
+	{store.ErrNotPending, limit.NotFound, "reservation_id",
+		"is not pending here: it was ended in another way before, or its ttl has passed and all that it charged stays charged"},
+	{store.ErrReserved, limit.Invalid, "cost",
+		"is above what was reserved, and nothing was changed: extend the reservation first, or let the excess be charged"},
+	{store.ErrExcess, limit.Invalid, "cost",
+		"is above what was reserved by more than the largest limit, and nothing was changed: to charge as much takes the role charge"},
+	{store.ErrKeyReservations, limit.Unavailable, "key",
+		"has as many pending reservations and extensions as a key may have (max-key-reservations): commit or cancel some"},
+	{store.ErrShareReservations, limit.Unavailable, "",
+		"the caller has more than its part of the pending reservations of the node that decides for this key (max-reservations): commit or cancel some"},
+	{store.ErrReservations, limit.Unavailable, "",
+		"the node that decides for this key has as many pending reservations as it may have (max-reservations): commit or cancel some"},
+	{store.ErrRequestID, limit.Invalid, "request_id",
+		"was used before with another cost, or for another operation: use a fresh one"},
+	{store.ErrNoGrant, limit.Unavailable, "",
+		"the node that decides for this key may not do so at the moment: it has no grant, or no copy of what it counts"},
 }
 
 func storeError(err error) *limit.Error {

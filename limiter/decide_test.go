@@ -170,7 +170,8 @@ func TestOverridesAndShadow(t *testing.T) {
 					expect.True(t, d.Allowed == shadow && d.Shadow == shadow && d.Granted == granted &&
 						d.RetryAfter == retry && d.Remaining == 0, "%s: %+v", key, d)
 				}
-				for i, key := range []string{"u", "u", "partner:x", "partner:x", "partner:x", "partner:x", "partner:x"} {
+				for i, key := range []string{"u", "u", "partner:x", "partner:x", "partner:x", "partner:x",
+					"partner:x"} {
 					d := ask(key, 1)
 					expect.True(t, d.Allowed && !d.Shadow, "%d %s: %+v", i, key, d)
 				}
@@ -248,7 +249,8 @@ func TestRequestIDs(t *testing.T) {
 		expect.True(t, !d.Allowed && d.Granted == 0, "%+v", d)
 		lease := ""
 		for i := range 6 {
-			d, err := c.nodes[i%3].Acquire(t.Context(), limit.Acquire{Target: onPolicy("c", "k"), Cost: 2, RequestID: "a"})
+			d, err := c.nodes[i%3].Acquire(t.Context(),
+				limit.Acquire{Target: onPolicy("c", "k"), Cost: 2, RequestID: "a"})
 			expect.True(t, err == nil && d.Allowed && d.Granted == 2 && d.Remaining == 1 && d.LeaseID != "" &&
 				(lease == "" || d.LeaseID == lease), "acquired %+v, %v; the lease was %q", d, err, lease)
 			lease = d.LeaseID
@@ -274,12 +276,14 @@ func TestRequestIDsAreTheCallersOwn(t *testing.T) {
 				return limit.Target{Policy: policy, Key: c.owned(policy, n, 0), Caller: caller}
 			}
 			reserve := func(at int, caller string, cost int64) limit.Decision {
-				d, err := c.nodes[at].Reserve(t.Context(), limit.Reserve{Target: of("fixed_window", caller), Amount: units(cost), RequestID: "order-17"})
+				d, err := c.nodes[at].Reserve(t.Context(),
+					limit.Reserve{Target: of("fixed_window", caller), Amount: units(cost), RequestID: "order-17"})
 				must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 				return d
 			}
 			acquire := func(at int, caller string) string {
-				d, err := c.nodes[at].Acquire(t.Context(), limit.Acquire{Target: of("concurrency", caller), Cost: 1, RequestID: "order-17"})
+				d, err := c.nodes[at].Acquire(t.Context(),
+					limit.Acquire{Target: of("concurrency", caller), Cost: 1, RequestID: "order-17"})
 				must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 				return d.LeaseID
 			}
@@ -331,7 +335,8 @@ func TestUnknownPolicy(t *testing.T) {
 				wantError(t, n.Reset(t.Context(), target), limit.NotFound, "policy")
 			}
 			want := PolicyStats{Policy: "(unknown)"}
-			*map[Unknown]*uint64{UnknownError: &want.Errors, UnknownAllow: &want.Allowed, UnknownDeny: &want.Refused}[unknown] = 4
+			*map[Unknown]*uint64{UnknownError: &want.Errors, UnknownAllow: &want.Allowed,
+				UnknownDeny: &want.Refused}[unknown] = 4
 			c.wantStats(want)
 		})
 	}
@@ -447,23 +452,30 @@ func TestInlineIdentity(t *testing.T) {
 		{"same", limit.Target{Limit: &base}, limit.Target{Limit: with(func(*algo.Limit) {})}, 6},
 		{"default namespace", limit.Target{Limit: &base}, limit.Target{Limit: &base, Namespace: "default"}, 6},
 		{"other namespace", limit.Target{Limit: &base}, limit.Target{Limit: &base, Namespace: "x"}, 10},
-		{"namespaces are not parsed", limit.Target{Limit: &base, Namespace: "a"}, limit.Target{Limit: &base, Namespace: "//a"}, 10},
-		{"limit raised on live state", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.Limit = 20 })}, 16},
-		{"limit lowered on live state", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.Limit = 3 })}, 0},
-		{"count_denied", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.CountDenied = true })}, 6},
-		{"max_log is not the caller's", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.MaxLog = 5 })}, 6},
+		{"namespaces are not parsed", limit.Target{Limit: &base, Namespace: "a"},
+			limit.Target{Limit: &base, Namespace: "//a"}, 10},
+		{"limit raised on live state", limit.Target{Limit: &base},
+			limit.Target{Limit: with(func(l *algo.Limit) { l.Limit = 20 })}, 16},
+		{"limit lowered on live state", limit.Target{Limit: &base},
+			limit.Target{Limit: with(func(l *algo.Limit) { l.Limit = 3 })}, 0},
+		{"count_denied", limit.Target{Limit: &base},
+			limit.Target{Limit: with(func(l *algo.Limit) { l.CountDenied = true })}, 6},
+		{"max_log is not the caller's", limit.Target{Limit: &base},
+			limit.Target{Limit: with(func(l *algo.Limit) { l.MaxLog = 5 })}, 6},
 		{"other window", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.Window++ })}, 10},
 		{"other algorithm", limit.Target{Limit: &base}, limit.Target{Limit: &window}, 10},
 		{"default slots", limit.Target{Limit: &window}, limit.Target{Limit: &tens}, 6},
 		{"other slots", limit.Target{Limit: &window}, limit.Target{Limit: &fives}, 10},
 		{"capacity", limit.Target{Limit: bucket}, limit.Target{Limit: bigBucket}, 26},
-		{"period", limit.Target{Limit: day(nil)}, limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Period: algo.Hour}}, 10},
+		{"period", limit.Target{Limit: day(nil)},
+			limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Period: algo.Hour}}, 10},
 		{"UTC", limit.Target{Limit: day(nil)}, limit.Target{Limit: day(time.UTC)}, 6},
 		{"zone", limit.Target{Limit: day(nil)}, limit.Target{Limit: day(berlin)}, 10},
 		{"zone loaded again", limit.Target{Limit: day(berlin)}, limit.Target{Limit: day(sameBerlin)}, 6},
 		{"a policy named inline", limit.Target{Limit: &base}, limit.Target{Policy: "inline"}, 10},
 		{"a policy named default", limit.Target{Limit: &base}, limit.Target{Policy: "default"}, 10},
-		{"unlimited keeps no state", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.Limit = algo.Unlimited })}, algo.Unlimited},
+		{"unlimited keeps no state", limit.Target{Limit: &base},
+			limit.Target{Limit: with(func(l *algo.Limit) { l.Limit = algo.Unlimited })}, algo.Unlimited},
 	} {
 		const text = `policies: [{name: inline, algorithm: sliding_log, limit: 10, window: 1m}, {name: default, algorithm: sliding_log, limit: 10, window: 1m}]`
 		inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
@@ -482,7 +494,8 @@ func TestInlineCache(t *testing.T) {
 		target := inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, "k")
 		n.check(t, limit.Check{Target: target, Cost: 4})
 		for i := range 3 * maxInlineRules / 2 {
-			n.check(t, limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: int64(i + 1), Window: time.Hour}, "k")})
+			n.check(t, limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: int64(i + 1),
+				Window: time.Hour}, "k")})
 			must.True(t, len(n.inline.by) <= maxInlineRules, "%d rules kept", len(n.inline.by))
 		}
 		expect.Equal(t, n.check(t, limit.Check{Target: target}).Remaining, 6)

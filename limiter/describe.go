@@ -47,7 +47,8 @@ func (l *Limiter) Describe(t *limit.Target) (state limit.KeyState, holds bool, e
 	for i := range each {
 		of := &rule.Limits[i]
 		state.Limits = append(state.Limits, limit.LimitState{
-			Algorithm: of.Algorithm, Limit: each[i].Limit, Remaining: each[i].Remaining, Window: of.Window, Returns: returns[i],
+			Algorithm: of.Algorithm, Limit: each[i].Limit, Remaining: each[i].Remaining, Window: of.Window,
+			Returns: returns[i],
 		})
 	}
 	state.Banned = banned

@@ -73,11 +73,13 @@ func (l *Limiter) failByShare(op *Op) {
 	if limits := divided(r.Limits, members); limits != nil {
 		share := store.Rule{Scope: r.Scope, Limits: limits, Durability: store.None}
 		call := store.Call{Request: requestOf(op.Check)}
-		if answer, err := l.shares.Decide(store.Key{Hash: op.hash, Key: op.Key}, &share, l.clock(), call, nil); err == nil {
+		if answer, err := l.shares.Decide(store.Key{Hash: op.hash, Key: op.Key}, &share, l.clock(), call,
+			nil); err == nil {
 			got = answer
 		}
 	}
-	d.Allowed, d.Granted, d.Remaining, d.Delay, d.ResetAfter = got.Allowed, got.Granted, got.Remaining, got.Delay, got.ResetAfter
+	d.Allowed, d.Granted, d.Remaining, d.Delay, d.ResetAfter = got.Allowed, got.Granted, got.Remaining, got.Delay,
+		got.ResetAfter
 	switch {
 	case d.Allowed:
 	case r.shadow:

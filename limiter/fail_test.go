@@ -34,51 +34,53 @@ const partial = `policies:
 // never hears of it.
 func TestOnErrorShare(t *testing.T) {
 	members := 3
-	inBubble(t, 3, Config{Policies: policies(t, partial), Members: func() int { return members }}, func(t *testing.T, c *testCluster) {
-		c.tamper(refused)
-		admitted := func(n *testNode, policy, key string, asks int) (count int) {
-			t.Helper()
-			for range asks {
-				d := n.check(t, named(policy, key, 1))
-				switch {
-				case d.Allowed != d.FailedOpen || d.Allowed == d.FailedClosed:
-					t.Errorf("%s: %+v", policy, d)
-				case d.Allowed:
-					count++
-				case d.RetryAfter != time.Second:
-					t.Errorf("%s: %+v", policy, d)
+	inBubble(t, 3, Config{Policies: policies(t, partial), Members: func() int { return members }},
+		func(t *testing.T, c *testCluster) {
+			c.tamper(refused)
+			admitted := func(n *testNode, policy, key string, asks int) (count int) {
+				t.Helper()
+				for range asks {
+					d := n.check(t, named(policy, key, 1))
+					switch {
+					case d.Allowed != d.FailedOpen || d.Allowed == d.FailedClosed:
+						t.Errorf("%s: %+v", policy, d)
+					case d.Allowed:
+						count++
+					case d.RetryAfter != time.Second:
+						t.Errorf("%s: %+v", policy, d)
+					}
+				}
+				return count
+			}
+			for _, test := range []struct {
+				policy string
+				each   int
+			}{{"window", 3}, {"log", 6}, {"bucket", 3}, {"several", 1}, {"few", 0}, {"overrides", 10}} {
+				key := c.owned(test.policy, 0, 0)
+				for _, n := range c.nodes[1:] {
+					expect.Equal(t, admitted(n, test.policy, key, 12), test.each, "%s: %s admitted", test.policy,
+						n.name)
 				}
 			}
-			return count
-		}
-		for _, test := range []struct {
-			policy string
-			each   int
-		}{{"window", 3}, {"log", 6}, {"bucket", 3}, {"several", 1}, {"few", 0}, {"overrides", 10}} {
-			key := c.owned(test.policy, 0, 0)
-			for _, n := range c.nodes[1:] {
-				expect.Equal(t, admitted(n, test.policy, key, 12), test.each, "%s: %s admitted", test.policy, n.name)
+			key := c.owned("shadow", 0, 0)
+			for i := range 3 {
+				d := c.nodes[1].check(t, named("shadow", key, 1))
+				expect.True(t, d.Allowed && d.FailedOpen && d.Shadow == (i > 0), "in shadow mode, %d: %+v", i, d)
 			}
-		}
-		key := c.owned("shadow", 0, 0)
-		for i := range 3 {
-			d := c.nodes[1].check(t, named("shadow", key, 1))
-			expect.True(t, d.Allowed && d.FailedOpen && d.Shadow == (i > 0), "in shadow mode, %d: %+v", i, d)
-		}
-		// A peek charges nothing, and what comes back comes back.
-		key = c.owned("window", 0, 1)
-		d := c.nodes[1].check(t, named("window", key, 0))
-		expect.True(t, d.Allowed && d.FailedOpen && d.Remaining == 3, "a peek: %+v", d)
-		expect.Equal(t, admitted(c.nodes[1], "window", key, 5), 3, "after a peek")
-		c.advance(time.Minute)
-		expect.Equal(t, admitted(c.nodes[1], "window", key, 5), 3, "in the next window")
-		// Fewer members: a larger part, of which what was used is used.
-		members = 2
-		expect.Equal(t, admitted(c.nodes[1], "window", key, 5), 2, "with two members")
-		c.tamper(nil)
-		d = c.nodes[1].check(t, named("window", key, 1))
-		expect.True(t, d.Allowed && !d.FailedOpen && d.Remaining == 9, "the owner is back: %+v", d)
-	})
+			// A peek charges nothing, and what comes back comes back.
+			key = c.owned("window", 0, 1)
+			d := c.nodes[1].check(t, named("window", key, 0))
+			expect.True(t, d.Allowed && d.FailedOpen && d.Remaining == 3, "a peek: %+v", d)
+			expect.Equal(t, admitted(c.nodes[1], "window", key, 5), 3, "after a peek")
+			c.advance(time.Minute)
+			expect.Equal(t, admitted(c.nodes[1], "window", key, 5), 3, "in the next window")
+			// Fewer members: a larger part, of which what was used is used.
+			members = 2
+			expect.Equal(t, admitted(c.nodes[1], "window", key, 5), 2, "with two members")
+			c.tamper(nil)
+			d = c.nodes[1].check(t, named("window", key, 1))
+			expect.True(t, d.Allowed && !d.FailedOpen && d.Remaining == 9, "the owner is back: %+v", d)
+		})
 }
 
 // sharer answers by its shares of one limit.
@@ -89,7 +91,8 @@ type sharer struct {
 }
 
 func newSharer(l algo.Limit) *sharer {
-	s := &sharer{rule: &rule{Rule: store.Rule{Scope: "p", Limits: algo.Limits{l}}, share: true}, now: algo.Instant{Mono: int64(time.Hour)}}
+	s := &sharer{rule: &rule{Rule: store.Rule{Scope: "p", Limits: algo.Limits{l}}, share: true},
+		now: algo.Instant{Mono: int64(time.Hour)}}
 	s.Limiter = &Limiter{shares: newShares(), clock: func() algo.Instant { return s.now }}
 	return s
 }

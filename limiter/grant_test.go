@@ -82,7 +82,8 @@ func TestRenewalsUnderLease(t *testing.T) {
 			"commit": func() error {
 				reserved := must.Value(n.Reserve(t.Context(), limit.Reserve{Target: window, Amount: units(1)}))(t)
 				must.True(t, reserved.Allowed, "%v", reserved)
-				_, err := n.Commit(t.Context(), limit.Commit{Target: window, ReservationID: reserved.ReservationID, Amount: units(2)})
+				_, err := n.Commit(t.Context(),
+					limit.Commit{Target: window, ReservationID: reserved.ReservationID, Amount: units(2)})
 				return err
 			},
 		}
@@ -93,7 +94,11 @@ func TestRenewalsUnderLease(t *testing.T) {
 		for what, do := range call {
 			grant(time.Hour)
 			expect.NoError(t, do(), "a %s under a lease", what)
-			for name, way := range map[string]struct{ there, back time.Duration }{"without a lease": {1001 * time.Millisecond, 0}, "answered late": {0, 1001 * time.Millisecond}} {
+			for name, way := range map[string]struct {
+				there,
+				back time.Duration
+			}{"without a lease": {1001 * time.Millisecond, 0},
+				"answered late": {0, 1001 * time.Millisecond}} {
 				grant(time.Hour)
 				c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
 					if ops[0].Kind != OpRenew && ops[0].Kind != OpSettle {
@@ -106,7 +111,8 @@ func TestRenewalsUnderLease(t *testing.T) {
 					time.Sleep(way.there)
 					deliver()
 					time.Sleep(way.back)
-					if after := look(ops[0]); way.there > 0 && (after.Remaining != before.Remaining || after.ResetAfter != before.ResetAfter) {
+					if after := look(ops[0]); way.there > 0 &&
+						(after.Remaining != before.Remaining || after.ResetAfter != before.ResetAfter) {
 						t.Errorf("a %s %s was carried out: %+v, before %+v", what, name, after, before)
 					}
 				})

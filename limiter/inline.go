@@ -90,9 +90,11 @@ func (r *inlineRules) tooLong(l *algo.Limit) *limit.Error {
 	case r.longest <= 0 || l.Limit == algo.Unlimited:
 		return nil
 	case window > r.longest:
-		return invalid(limit.WindowField(l), "is longer than the longest that this node takes of an inline limit, "+r.longest.String()+" (inline-max-window)")
+		return invalid(limit.WindowField(l),
+			"is longer than the longest that this node takes of an inline limit, "+r.longest.String()+" (inline-max-window)")
 	case l.Capacity > l.Limit && (algo.Limits{*l}).Horizon() > r.longest:
-		return invalid("limit.capacity", "takes longer to come back than the longest window that this node takes of an inline limit, "+r.longest.String()+" (inline-max-window)")
+		return invalid("limit.capacity",
+			"takes longer to come back than the longest window that this node takes of an inline limit, "+r.longest.String()+" (inline-max-window)")
 	}
 	return nil
 }

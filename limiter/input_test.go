@@ -47,14 +47,17 @@ func TestBadInput(t *testing.T) {
 			{limit.Target{Policy: strings.Repeat("p", 129), Key: "k"}, limit.Invalid, "policy"},
 			{limit.Target{Policy: "p", Namespace: "n", Key: "k"}, limit.Invalid, "namespace"},
 			{limit.Target{Policy: "p", Limit: inlineLimit(func(*algo.Limit) {}), Key: "k"}, limit.Invalid, "limit"},
-			{limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", limit.MaxNamespace+1), Key: "k"}, limit.TooLarge, "namespace"},
-			{limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: "\xff", Key: "k"}, limit.Invalid, "namespace"},
+			{limit.Target{Limit: inlineLimit(func(*algo.Limit) {}),
+				Namespace: strings.Repeat("n", limit.MaxNamespace+1), Key: "k"}, limit.TooLarge, "namespace"},
+			{limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: "\xff", Key: "k"}, limit.Invalid,
+				"namespace"},
 			{limit.Target{Limit: new(algo.Limit), Key: "k"}, limit.Invalid, "limit.algorithm"},
 			{along(func(l *algo.Limit) { l.Algorithm = 8 }), limit.Invalid, "limit.algorithm"},
 			{along(func(l *algo.Limit) { l.Limit = 0 }), limit.Invalid, "limit.limit"},
 			{along(func(l *algo.Limit) { l.Limit = -2 }), limit.Invalid, "limit.limit"},
 			{along(func(l *algo.Limit) { l.Limit = algo.MaxLimit + 1 }), limit.Invalid, "limit.limit"},
-			{along(func(l *algo.Limit) { l.Algorithm, l.Limit, l.MaxLog = algo.SlidingLog, 1<<30, 1<<31 }), limit.Invalid, "limit.limit"},
+			{along(func(l *algo.Limit) { l.Algorithm, l.Limit, l.MaxLog = algo.SlidingLog, 1<<30, 1<<31 }),
+				limit.Invalid, "limit.limit"},
 			{along(func(l *algo.Limit) { l.Window = 0 }), limit.Invalid, "limit.window"},
 			{along(func(l *algo.Limit) { l.Window = -1 }), limit.Invalid, "limit.window"},
 			{along(func(l *algo.Limit) { l.Window = math.MaxInt64 }), limit.Invalid, "limit.window"},
@@ -64,7 +67,8 @@ func TestBadInput(t *testing.T) {
 			{along(func(l *algo.Limit) { l.Slots = -1 }), limit.Invalid, "limit.slots"},
 			{along(func(l *algo.Limit) { l.Capacity = 1 }), limit.Invalid, "limit.capacity"},
 			{along(func(l *algo.Limit) { l.Zone = time.UTC }), limit.Invalid, "limit.time_zone"},
-			{along(func(l *algo.Limit) { l.Algorithm, l.CountDenied = algo.TokenBucket, true }), limit.Invalid, "limit.count_denied"},
+			{along(func(l *algo.Limit) { l.Algorithm, l.CountDenied = algo.TokenBucket, true }), limit.Invalid,
+				"limit.count_denied"},
 		} {
 			n := c.nodes[0]
 			n.checkError(t, limit.Check{Target: test.target, Cost: 1}, test.kind, test.field)
@@ -75,7 +79,8 @@ func TestBadInput(t *testing.T) {
 			wantError(t, expect.Err(n.Refund(ctx, test.target, 1, "")), test.kind, test.field)
 			wantError(t, n.Reset(ctx, test.target), test.kind, test.field)
 			// In a batch the error names the element, and nothing of it is charged.
-			_, err := n.Check(ctx, []limit.Check{named("p", "k", 1), {Target: test.target, Cost: 1}, named("p", "k", 1)})
+			_, err := n.Check(ctx, []limit.Check{named("p", "k", 1), {Target: test.target, Cost: 1},
+				named("p", "k", 1)})
 			wantError(t, err, test.kind, "checks[1]."+test.field)
 		}
 
@@ -102,7 +107,8 @@ func TestBadInput(t *testing.T) {
 			n := c.nodes[i%2]
 			if bad.want != "ttl" {
 				n.checkError(t, limit.Check{Target: p, Cost: bad.cost, RequestID: bad.id}, bad.kind, bad.want)
-				n.checkError(t, limit.Check{Target: p, Cost: bad.cost, RequestID: bad.id, Partial: true}, bad.kind, bad.want)
+				n.checkError(t, limit.Check{Target: p, Cost: bad.cost, RequestID: bad.id, Partial: true}, bad.kind,
+					bad.want)
 			}
 			_, err := n.Acquire(ctx, limit.Acquire{Target: leases, Cost: bad.cost, RequestID: bad.id, TTL: bad.ttl})
 			wantError(t, err, bad.kind, bad.want)
@@ -119,7 +125,8 @@ func TestBadInput(t *testing.T) {
 		_, err := c.nodes[0].Refund(ctx, p, 0, "")
 		wantError(t, err, limit.Invalid, "cost")
 		for _, id := range []string{
-			"", "0", "0000000000000000", "0123456789abcdeg", "0123456789abcdef0", "-123456789abcdef", "+123456789abcdef", "0x23456789abcdef", "\xff",
+			"", "0", "0000000000000000", "0123456789abcdeg", "0123456789abcdef0", "-123456789abcdef",
+			"+123456789abcdef", "0x23456789abcdef", "\xff",
 		} {
 			wantError(t, expect.Err(c.nodes[0].Renew(ctx, leases, id, 0)), limit.Invalid, "lease_id")
 			_, err = c.nodes[1].Release(ctx, leases, id)
@@ -129,9 +136,11 @@ func TestBadInput(t *testing.T) {
 		wantError(t, expect.Err(c.nodes[0].Check(ctx, make([]limit.Check, limit.MaxBatch+1))), limit.TooLarge, "checks")
 
 		// What is just within the bounds is taken.
-		q := limit.Check{Target: onPolicy("p", strings.Repeat("é", limit.MaxKey/2)), Cost: algo.MaxLimit, RequestID: strings.Repeat("i", limit.MaxRequestID)}
+		q := limit.Check{Target: onPolicy("p", strings.Repeat("é", limit.MaxKey/2)), Cost: algo.MaxLimit,
+			RequestID: strings.Repeat("i", limit.MaxRequestID)}
 		expect.True(t, !c.nodes[0].check(t, q).Allowed, "admitted")
-		q.Target = limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", limit.MaxNamespace), Key: "\x00"}
+		q.Target = limit.Target{Limit: inlineLimit(func(*algo.Limit) {}),
+			Namespace: strings.Repeat("n", limit.MaxNamespace), Key: "\x00"}
 		c.nodes[1].check(t, q)
 
 		for _, n := range c.nodes {
@@ -166,25 +175,33 @@ func TestLeaseIDs(t *testing.T) {
 // FuzzOp: whatever comes over a network is accepted or gets an error that names a field, and what is accepted is
 // decided without a panic, whatever it does to the state that others left.
 func FuzzOp(f *testing.F) {
-	f.Add(uint8(1), "p", "k", "", int64(1), int64(0), "", "", uint8(0), int64(0), int64(0), int64(0), int32(0), uint8(0), true)
-	f.Add(uint8(2), "c", "k", "", int64(1), int64(time.Second), "r", "", uint8(0), int64(0), int64(0), int64(0), int32(0), uint8(0), false)
-	f.Add(uint8(3), "c", "k", "", int64(0), int64(0), "", "0123456789abcdef", uint8(0), int64(0), int64(0), int64(0), int32(0), uint8(0), false)
-	f.Add(uint8(5), "", "k", "n", int64(3), int64(0), "", "", uint8(4), int64(10), int64(time.Minute), int64(0), int32(0), uint8(0), false)
-	f.Add(uint8(6), "", "k", "n//", int64(0), int64(0), "", "", uint8(1), int64(10), int64(0), int64(0), int32(0), uint8(3), false)
-	f.Add(uint8(1), "", "k", "", int64(1)<<53, int64(0), "", "", uint8(6), int64(1)<<53, int64(time.Hour), int64(1), int32(0), uint8(0), true)
+	f.Add(uint8(1), "p", "k", "", int64(1), int64(0), "", "", uint8(0), int64(0), int64(0), int64(0), int32(0),
+		uint8(0), true)
+	f.Add(uint8(2), "c", "k", "", int64(1), int64(time.Second), "r", "", uint8(0), int64(0), int64(0), int64(0),
+		int32(0), uint8(0), false)
+	f.Add(uint8(3), "c", "k", "", int64(0), int64(0), "", "0123456789abcdef", uint8(0), int64(0), int64(0), int64(0),
+		int32(0), uint8(0), false)
+	f.Add(uint8(5), "", "k", "n", int64(3), int64(0), "", "", uint8(4), int64(10), int64(time.Minute), int64(0),
+		int32(0), uint8(0), false)
+	f.Add(uint8(6), "", "k", "n//", int64(0), int64(0), "", "", uint8(1), int64(10), int64(0), int64(0), int32(0),
+		uint8(3), false)
+	f.Add(uint8(1), "", "k", "", int64(1)<<53, int64(0), "", "", uint8(6), int64(1)<<53, int64(time.Hour), int64(1),
+		int32(0), uint8(0), true)
 	l := started(f, Config{HashKey: testKey, Store: NewStore(store.Config{MaxKeys: 1000, MaxBytes: 1 << 20}, true), Policies: policies(f, `policies:
   - {name: p, limits: [10/1s, 20/1m], algorithm: sliding_log}
   - {name: c, algorithm: concurrency, limit: 3, ttl: 30s}`)})
 	f.Fuzz(func(t *testing.T, kind uint8, policy, key, namespace string, cost, ttl int64, id, lease string,
 		algorithm uint8, lim, window, capacity int64, slots int32, period uint8, flag bool) {
 		op := NewOp(OpKind(kind%9+1), limit.Check{
-			Target: limit.Target{Policy: policy, Key: key, Namespace: namespace}, Cost: cost, Partial: flag, RequestID: id,
+			Target: limit.Target{Policy: policy, Key: key, Namespace: namespace}, Cost: cost, Partial: flag,
+			RequestID: id,
 		}, Extra{LeaseID: lease, TTL: time.Duration(ttl)})
 		copy(op.Reservation[:12], lease)
 		op.Exact = flag
 		if algorithm != 0 {
-			op.Limit = &algo.Limit{Algorithm: algo.Algorithm(algorithm), Limit: lim, Window: time.Duration(window), Capacity: capacity,
-				Slots: slots, Period: algo.Period(period), CountDenied: flag, CarryDebt: flag, MaxDebt: ttl}
+			op.Limit = &algo.Limit{Algorithm: algo.Algorithm(algorithm), Limit: lim, Window: time.Duration(window),
+				Capacity: capacity,
+				Slots:    slots, Period: algo.Period(period), CountDenied: flag, CarryDebt: flag, MaxDebt: ttl}
 		}
 		must.True(t, l.Receive([]*Op{op}) == nil, "handed on to nobody")
 		p := op.partition

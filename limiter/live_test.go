@@ -22,14 +22,21 @@ func TestPolicyChangeAppliesToLiveState(t *testing.T) {
 		from, to string
 		left     int64 // when 6 of 10 were used
 	}{
-		{"raised", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 20, window: 1m", 14},
+		{"raised", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 20, window: 1m",
+			14},
 		{"lowered", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 5, window: 1m", 0},
-		{"window", "algorithm: fixed_window, limit: 10, window: 1m", "algorithm: fixed_window, limit: 10, window: 1h", 4},
-		{"algorithm", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: token_bucket, limit: 10, window: 1m", 4},
-		{"several", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limits: [8/1m, 100/1h]", 2},
-		{"override", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 10, window: 1m, overrides: [{prefix: key-, limit: 7}]", 1},
-		{"nothing but words", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limits: [10/60s]", 4},
-		{"on_error", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 10, window: 1m, on_error: closed", 4},
+		{"window", "algorithm: fixed_window, limit: 10, window: 1m", "algorithm: fixed_window, limit: 10, window: 1h",
+			4},
+		{"algorithm", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: token_bucket, limit: 10, window: 1m",
+			4},
+		{"several", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limits: [8/1m, 100/1h]",
+			2},
+		{"override", "algorithm: sliding_log, limit: 10, window: 1m",
+			"algorithm: sliding_log, limit: 10, window: 1m, overrides: [{prefix: key-, limit: 7}]", 1},
+		{"nothing but words", "algorithm: sliding_log, limit: 10, window: 1m",
+			"algorithm: sliding_log, limits: [10/60s]", 4},
+		{"on_error", "algorithm: sliding_log, limit: 10, window: 1m",
+			"algorithm: sliding_log, limit: 10, window: 1m, on_error: closed", 4},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			inBubble(t, 2, Config{Policies: policies(t, set(test.from))}, func(t *testing.T, c *testCluster) {
@@ -99,7 +106,8 @@ func TestFullStore(t *testing.T) {
 				key := func(policy string, i int) string { return c.owned(policy, 1, i) }
 				n, admitted := c.nodes[0], 0
 				var d limit.Decision
-				for d = n.check(t, named("open", key("open", 0), 1)); !d.FailedOpen; d = n.check(t, named("open", key("open", admitted), 1)) {
+				for d = n.check(t, named("open", key("open", 0), 1)); !d.FailedOpen; d = n.check(t,
+					named("open", key("open", admitted), 1)) {
 					admitted++
 					must.True(t, admitted <= 100_000, "never full")
 				}
@@ -127,7 +135,8 @@ func TestFullStore(t *testing.T) {
 }
 
 func TestStatsAndPeaks(t *testing.T) {
-	inBubble(t, 1, Config{Policies: policies(t, `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}, {name: q, algorithm: token_bucket, limit: 1, window: 1m, capacity: 40}]`)}, func(t *testing.T, c *testCluster) {
+	inBubble(t, 1, Config{Policies: policies(t,
+		`policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}, {name: q, algorithm: token_bucket, limit: 1, window: 1m, capacity: 40}]`)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
 		n.check(t, named("p", "a", 3))
 		n.check(t, named("p", "b", 7))
@@ -135,7 +144,8 @@ func TestStatsAndPeaks(t *testing.T) {
 		n.check(t, named("p", "b", 9))
 		n.check(t, named("p", "c", 0))
 		n.check(t, named("q", "c", 10))
-		n.check(t, limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.FixedWindow, Limit: 4, Window: time.Hour}, "k"), Cost: 1})
+		n.check(t, limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.FixedWindow, Limit: 4,
+			Window: time.Hour}, "k"), Cost: 1})
 		n.checkError(t, named("z", "c", 1), limit.NotFound, "policy")
 		want := map[string]PolicyStats{
 			"p":         {Policy: "p", Allowed: 3, Refused: 1, PeakCount: 7, PeakUtilization: 0.7},
@@ -187,39 +197,42 @@ func TestClose(t *testing.T) {
 func TestEverythingAtOnce(t *testing.T) {
 	const a = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}, {name: c, algorithm: concurrency, limit: 9, ttl: 1s}]`
 	const b = `policies: [{name: p, algorithm: token_bucket, limit: 7, window: 1m, overrides: [{key: "1", unlimited: true}]}, {name: c, algorithm: concurrency, limit: 3, ttl: 1s}]`
-	inBubbleWithin(t, 3, store.Config{MaxKeys: 8}, Config{Timeout: 20 * time.Millisecond, Policies: policies(t, a)}, func(t *testing.T, c *testCluster) {
-		sets := []string{a, b}
-		var wg sync.WaitGroup
-		for g := range 12 {
-			wg.Go(func() {
-				for i := range 200 {
-					n, key := c.nodes[(g+i)%3], fmt.Sprint(i%7)
-					switch (g*7 + i) % 10 {
-					case 0:
-						n.SetPolicies(policies(t, sets[i%2]))
-					case 1:
-						c.see(n, func(p int) ownership.Route { return c.holder(n, (p+i%2)%3) })
-					case 2:
-						c.advance(time.Second)
-					case 3:
-						n.ReadStats()
-						n.Store()
-					case 4, 5:
-						d, err := n.Acquire(t.Context(), limit.Acquire{Target: onPolicy("c", key), Cost: 1})
-						if err == nil && d.LeaseID != "" {
-							_, _ = c.nodes[i%3].Renew(t.Context(), onPolicy("c", key), d.LeaseID, 0)
-							_, _ = c.nodes[i%3].Release(t.Context(), onPolicy("c", key), d.LeaseID)
+	inBubbleWithin(t, 3, store.Config{MaxKeys: 8}, Config{Timeout: 20 * time.Millisecond, Policies: policies(t, a)},
+		func(t *testing.T, c *testCluster) {
+			sets := []string{a, b}
+			var wg sync.WaitGroup
+			for g := range 12 {
+				wg.Go(func() {
+					for i := range 200 {
+						n, key := c.nodes[(g+i)%3], fmt.Sprint(i%7)
+						switch (g*7 + i) % 10 {
+						case 0:
+							n.SetPolicies(policies(t, sets[i%2]))
+						case 1:
+							c.see(n, func(p int) ownership.Route { return c.holder(n, (p+i%2)%3) })
+						case 2:
+							c.advance(time.Second)
+						case 3:
+							n.ReadStats()
+							n.Store()
+						case 4, 5:
+							d, err := n.Acquire(t.Context(), limit.Acquire{Target: onPolicy("c", key), Cost: 1})
+							if err == nil && d.LeaseID != "" {
+								_, _ = c.nodes[i%3].Renew(t.Context(), onPolicy("c", key), d.LeaseID, 0)
+								_, _ = c.nodes[i%3].Release(t.Context(), onPolicy("c", key), d.LeaseID)
+							}
+						default:
+							inline := limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingWindow,
+								Limit: int64(i + 1), Window: time.Second}, key), Cost: 1}
+							got, err := n.Check(t.Context(),
+								[]limit.Check{named("p", key, 1), inline, named("p", key+"x", 1)})
+							expect.True(t, err == nil && len(got) == 3, "%v %v", got, err)
 						}
-					default:
-						inline := limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingWindow, Limit: int64(i + 1), Window: time.Second}, key), Cost: 1}
-						got, err := n.Check(t.Context(), []limit.Check{named("p", key, 1), inline, named("p", key+"x", 1)})
-						expect.True(t, err == nil && len(got) == 3, "%v %v", got, err)
 					}
-				}
-			})
-		}
-		wg.Wait()
-	})
+				})
+			}
+			wg.Wait()
+		})
 }
 
 // decideAll measures a call with these checks.
@@ -235,12 +248,14 @@ func decideAll(b *testing.B, l *Limiter, checks []limit.Check) {
 
 // BenchmarkCheck is the local path: one check of a named policy that this node decides.
 func BenchmarkCheck(b *testing.B) {
-	l := started(b, Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
+	l := started(b, Config{Policies: policies(b,
+		`policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	decideAll(b, l, []limit.Check{named("p", "some-user-4711", 1)})
 }
 
 func BenchmarkCheckParallel(b *testing.B) {
-	l := started(b, Config{Policies: policies(b, `policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]`)})
+	l := started(b, Config{Policies: policies(b,
+		`policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]`)})
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		ctx, checks, results := b.Context(), []limit.Check{named("p", "some-user", 1)}, make([]limit.Result, 1)
@@ -254,7 +269,8 @@ func BenchmarkCheckParallel(b *testing.B) {
 }
 
 func BenchmarkBatch100(b *testing.B) {
-	l := started(b, Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
+	l := started(b, Config{Policies: policies(b,
+		`policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	var checks []limit.Check
 	for i := range 100 {
 		checks = append(checks, named("p", keys[i], 1))

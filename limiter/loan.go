@@ -310,7 +310,8 @@ func (l *Limiter) callBack(op *Op, of state) *round {
 
 // openRound begins a round, if there is none, and asks the borrowers that are not nodes. It returns the nodes that the
 // caller must ask, with their loans.
-func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r *round, nodes map[ownership.Node][]algo.Loan) {
+func (l *Limiter) openRound(of state, lent []algo.Loan, err error,
+	now int64) (r *round, nodes map[ownership.Node][]algo.Loan) {
 	all := &l.loans
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -318,7 +319,8 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 	if r != nil || err != nil {
 		return r, nil
 	}
-	r, nodes = &round{asked: make(map[algo.LoanID]struct{}), done: make(chan struct{})}, make(map[ownership.Node][]algo.Loan)
+	r, nodes = &round{asked: make(map[algo.LoanID]struct{}), done: make(chan struct{})},
+		make(map[ownership.Node][]algo.Loan)
 	for i := range lent {
 		loan := &lent[i]
 		if now < all.silent[loan.ID.Borrower][loan.ID.Number] {

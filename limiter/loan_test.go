@@ -113,7 +113,8 @@ func TestRecallBeforeCharge(t *testing.T) {
 		loan := wants(1)
 		must.Equal(t, lent(t, l, loan).Granted, 16)
 		end := l.OpenBorrower(1, func(r limit.Recall) {
-			back := []limit.Borrow{{Target: target, ID: loan.ID, Totals: algo.Totals{Granted: r.Granted, Spent: 3, Returned: r.Granted - 3}}}
+			back := []limit.Borrow{{Target: target, ID: loan.ID,
+				Totals: algo.Totals{Granted: r.Granted, Spent: 3, Returned: r.Granted - 3}}}
 			go func() { _, _ = l.Lend(context.Background(), back, make([]limit.Lent, 1)) }()
 		})
 		defer end()
@@ -124,7 +125,8 @@ func TestRecallBeforeCharge(t *testing.T) {
 		} else {
 			d := must.Value(l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(80)}))(t)
 			must.True(t, d.Allowed, "%+v", d)
-			got, err := l.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(97)})
+			got, err := l.Commit(t.Context(),
+				limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(97)})
 			expect.True(t, err == nil && !got.Over && got.Excess == 17, "%s: %+v, %v", what, got, err)
 		}
 		s := l.Loans()
@@ -135,7 +137,8 @@ func TestRecallBeforeCharge(t *testing.T) {
 // TestLentAfterRecall: of what comes back those who wait for it are the first to have some, and the rest is lent again
 // as long as that is worth it.
 func TestLentAfterRecall(t *testing.T) {
-	l := started(t, Config{Policies: policies(t, "policies: [{name: p, algorithm: sliding_log, limit: 10000, window: 1h}]")})
+	l := started(t, Config{Policies: policies(t,
+		"policies: [{name: p, algorithm: sliding_log, limit: 10000, window: 1h}]")})
 	target := onPolicy("p", "k")
 	check(t, l, "p", 8000)
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 1000}
@@ -244,7 +247,8 @@ func TestReportWithoutRoom(t *testing.T) {
 	l := started(t, Config{Policies: policies(t, loanPolicies), Store: NewStore(store.Config{MaxKeys: 1}, true)})
 	check(t, l, "kept", 1)
 	target := onPolicy("p", "k")
-	a := lent(t, l, limit.Borrow{Target: target, ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4, Want: 16})
+	a := lent(t, l, limit.Borrow{Target: target, ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4,
+		Want: 16})
 	expect.True(t, a.Granted == 16 && a.Spent == 4 && !a.Ended && a.Term == 0 && a.Again > 0, "%+v", a)
 }
 
@@ -318,7 +322,8 @@ func TestLoanDecisionsAreCounted(t *testing.T) {
 		{inlineTarget(algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, "k"), false, 5},
 	} {
 		before := counted()
-		b := limit.Borrow{Target: c.target, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16, Counted: c.counted}
+		b := limit.Borrow{Target: c.target, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16,
+			Counted: c.counted}
 		must.Equal(t, lent(t, l, b).Granted, 16)
 		b.Totals = algo.Totals{Granted: 16, Spent: 9, Checks: 5}
 		lent(t, l, b)
@@ -384,7 +389,8 @@ func TestBorrowerComesDuringARecall(t *testing.T) {
 func TestQuotaIsNotRecalled(t *testing.T) {
 	withLender(t, func(t *testing.T, l *Limiter) {
 		out := make([]limit.QuotaLent, 1)
-		q := limit.Quota{Target: onPolicy("p", "k"), ID: loanID, Ask: algo.Quota{Demand: 3600, Ahead: 10 * time.Second, Term: 28 * time.Second}}
+		q := limit.Quota{Target: onPolicy("p", "k"), ID: loanID,
+			Ask: algo.Quota{Demand: 3600, Ahead: 10 * time.Second, Term: 28 * time.Second}}
 		if err := l.Quota(t.Context(), []limit.Quota{q}, out); err != nil || out[0].Err != nil || out[0].Granted == 0 {
 			t.Fatal(out[0], err)
 		}
@@ -462,7 +468,8 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 		defer l.OpenBorrower(1, func(r limit.Recall) {
 			if answers {
 				go func() {
-					b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Spent: b.Totals.Spent, Returned: r.Granted - b.Totals.Spent}
+					b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Spent: b.Totals.Spent,
+						Returned: r.Granted - b.Totals.Spent}
 					lent(t, l, b)
 				}()
 			}
@@ -487,7 +494,8 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 		next, _ := l.openRound(of, []algo.Loan{{ID: algo.LoanID{Borrower: 2, Number: 2}}}, nil, now)
 		l.loans.giveUp(of, r, now)
 		if n := l.Loans().Unanswered; n != before+1 || l.loans.rounds[of] != next {
-			t.Errorf("%d are taken for silent by two who have waited for one, and the next round goes on: %v", n-before, l.loans.rounds[of] == next)
+			t.Errorf("%d are taken for silent by two who have waited for one, and the next round goes on: %v", n-before,
+				l.loans.rounds[of] == next)
 		}
 	})
 }
@@ -634,7 +642,8 @@ func TestSilentBorrowersAreSweptOnce(t *testing.T) {
 	all.start()
 	giveUp := func(number uint64, now int64) {
 		of := state{key: fmt.Sprint(number)}
-		r := &round{asked: map[algo.LoanID]struct{}{{Borrower: 1, Number: number}: {}}, late: time.NewTimer(time.Hour), done: make(chan struct{})}
+		r := &round{asked: map[algo.LoanID]struct{}{{Borrower: 1, Number: number}: {}}, late: time.NewTimer(time.Hour),
+			done: make(chan struct{})}
 		all.rounds = map[state]*round{of: r}
 		all.giveUp(of, r, now)
 	}

@@ -90,7 +90,8 @@ func TestWarnUnits(t *testing.T) {
 	for range 10000 {
 		millionths, lim := 1+random.Int64N(policy.WarnAtWhole), 1+random.Int64N(algo.MaxLimit>>random.IntN(53))
 		product := new(big.Int).Mul(big.NewInt(millionths), big.NewInt(lim))
-		want := product.Add(product, big.NewInt(policy.WarnAtWhole-1)).Div(product, big.NewInt(policy.WarnAtWhole)).Int64()
+		want := product.Add(product, big.NewInt(policy.WarnAtWhole-1)).Div(product,
+			big.NewInt(policy.WarnAtWhole)).Int64()
 		must.Equal(t, warnUnits(millionths, lim), want, "%d millionths of %d", millionths, lim)
 		must.True(t, (!nearLimit(millionths, lim, lim-want+1) || want <= 1) && nearLimit(millionths, lim, lim-want),
 			"%d millionths of %d: wrong at %d", millionths, lim, want)
@@ -99,7 +100,8 @@ func TestWarnUnits(t *testing.T) {
 
 // TestLoanSaysWhenToWarn: a borrower is told at which use its own decisions are near the limit.
 func TestLoanSaysWhenToWarn(t *testing.T) {
-	l := started(t, Config{Policies: policies(t, "policies: [{name: p, algorithm: fixed_window, limit: 1001, window: 1m, warn_at: 0.8}, {name: q, algorithm: fixed_window, limit: 1001, window: 1m}]")})
+	l := started(t, Config{Policies: policies(t,
+		"policies: [{name: p, algorithm: fixed_window, limit: 1001, window: 1m, warn_at: 0.8}, {name: q, algorithm: fixed_window, limit: 1001, window: 1m}]")})
 	for policy, want := range map[string]int64{"p": 801, "q": 0} {
 		a := lent(t, l, limit.Borrow{Target: onPolicy(policy, "k"), ID: loanID, Want: 20})
 		expect.True(t, a.Granted != 0 && a.WarnAt == want, "%s: %+v", policy, a)

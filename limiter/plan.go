@@ -117,7 +117,8 @@ func (l *Limiter) planAll(ops []*Op) (bad int) {
 // unknown policy has no hash, so last.rule must not be missing.
 func (op *Op) planLike(last *Op) bool {
 	c, before := op.Check, last.Check
-	if op.Kind != OpCheck || last.Kind != OpCheck || op.Decision == nil || c.Limit != before.Limit || c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
+	if op.Kind != OpCheck || last.Kind != OpCheck || op.Decision == nil || c.Limit != before.Limit ||
+		c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
 		last.rule.missing || limit.ValidKey(c.Key) != nil || validCost(c, OpCheck) != nil {
 		return false
 	}
@@ -146,7 +147,8 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 		return nil
 	}
 	if target.Configured != limit.Reserved(target.Namespace) {
-		return invalid("namespace", "must begin with "+limit.EnvoyNamespace+" for limits of the nodes' configuration, and for no others")
+		return invalid("namespace",
+			"must begin with "+limit.EnvoyNamespace+" for limits of the nodes' configuration, and for no others")
 	}
 	if l.cfg.NoInline && !target.Configured {
 		return invalid("limit", "limits sent along are turned off on this node (no-inline): name a policy")
@@ -203,7 +205,8 @@ func (op *Op) validExtra() *limit.Error {
 			op.TTL = limit.DefaultReservation
 		}
 	}
-	if op.Reservation != op.Reservation.Whole() || op.Reservation == (ReservationID{}) && (op.Kind == OpSettle || op.Kind == OpExtend) {
+	if op.Reservation != op.Reservation.Whole() ||
+		op.Reservation == (ReservationID{}) && (op.Kind == OpSettle || op.Kind == OpExtend) {
 		return invalid("reservation_id", "is not one that reserve gave")
 	}
 	if (op.Quota != nil) != (op.Kind == OpQuota) {

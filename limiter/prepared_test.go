@@ -38,14 +38,16 @@ func TestPrepared(t *testing.T) {
 `
 	var now atomic.Int64
 	clock := func() algo.Instant { return algo.Instant{Mono: now.Load(), Wall: now.Load()} }
-	brief, full := New(Config{Clock: clock, Policies: policies(t, before)}), New(Config{Clock: clock, Policies: policies(t, before)})
+	brief, full := New(Config{Clock: clock, Policies: policies(t, before)}),
+		New(Config{Clock: clock, Policies: policies(t, before)})
 	defer brief.Close()
 	defer full.Close()
 	over, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
 	defer cancel()
 
 	targets := []limit.Target{{Policy: "unknown"}, {Policy: "not a name"}, {}, {Policy: "late"}}
-	for _, name := range []string{"bucket", "queue", "fixed", "log", "slots", "day", "shadow", "over", "two", "escrow", "leases"} {
+	for _, name := range []string{"bucket", "queue", "fixed", "log", "slots", "day", "shadow", "over", "two", "escrow",
+		"leases"} {
 		targets = append(targets, limit.Target{Policy: name})
 	}
 	for _, l := range []algo.Limit{
@@ -62,7 +64,8 @@ func TestPrepared(t *testing.T) {
 	briefly := 0
 	for step := range 20_000 {
 		if step == 10_000 {
-			now.Add(int64(48 * time.Hour)) // all states are idle: which of them are brought under the new policies first makes no difference
+			// all states are idle: which of them are brought under the new policies first makes no difference
+			now.Add(int64(48 * time.Hour))
 			brief.SetPolicies(policies(t, after))
 			full.SetPolicies(policies(t, after))
 		}
@@ -84,7 +87,8 @@ func TestPrepared(t *testing.T) {
 			handles[i].Count(b, c.Cost)
 			briefly++
 			got := limit.Decision{
-				Policy: c.Policy, Allowed: b.Allowed, Granted: b.Granted, Limit: b.Limit, Window: b.Window, Remaining: b.Remaining,
+				Policy: c.Policy, Allowed: b.Allowed, Granted: b.Granted, Limit: b.Limit, Window: b.Window,
+				Remaining:  b.Remaining,
 				RetryAfter: b.RetryAfter, ResetAfter: b.ResetAfter, Delay: b.Delay, Shadow: b.Shadow,
 			}
 			if c.Limit != nil {

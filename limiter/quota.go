@@ -26,7 +26,8 @@ type QuotaOp struct {
 func (l *Limiter) Quota(ctx context.Context, in []limit.Quota, out []limit.QuotaLent) error {
 	return l.each(ctx, len(in), func(i int) (*Op, *limit.Error) {
 		q := &in[i]
-		return NewOp(OpQuota, limit.Check{Target: q.Target}, Extra{Quota: &QuotaOp{ID: q.ID, Totals: q.Totals, Known: q.Known, Ask: q.Ask}}), nil
+		return NewOp(OpQuota, limit.Check{Target: q.Target},
+			Extra{Quota: &QuotaOp{ID: q.ID, Totals: q.Totals, Known: q.Known, Ask: q.Ask}}), nil
 	}, func(i int, op *Op, err error) {
 		if out[i] = op.Quota.Lent; err != nil {
 			out[i] = limit.QuotaLent{Err: err}

@@ -31,7 +31,8 @@ func TestReloadFailsNothing(t *testing.T) {
 				for n := i; time.Now().Before(end); n++ {
 					checks := []limit.Check{{Target: onPolicy("p", fmt.Sprintf("key-%d", n%50)), Cost: 1}}
 					answers, err := c.nodes[n%3].Check(t.Context(), checks)
-					if err != nil || answers[0].Err != nil || answers[0].Decision.FailedClosed || answers[0].Decision.FailedOpen {
+					if err != nil || answers[0].Err != nil || answers[0].Decision.FailedClosed ||
+						answers[0].Decision.FailedOpen {
 						t.Errorf("after %d checks: %+v, %v", asked.Load(), answers, err)
 						return
 					}

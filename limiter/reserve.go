@@ -69,7 +69,8 @@ func parseReservation(s string) (ReservationID, *limit.Error) {
 	var id ReservationID
 	n, err := hex.Decode(id[:], []byte(s[:min(len(s), 2*len(id))]))
 	if err != nil || n != len(id) || len(s) != 2*n || id == (ReservationID{}) || id != id.Whole() {
-		return id, invalid("reservation_id", "is not one that reserve gave: 24 hexadecimal digits, not all of them 0, and 8 zeros")
+		return id, invalid("reservation_id",
+			"is not one that reserve gave: 24 hexadecimal digits, not all of them 0, and 8 zeros")
 	}
 	return id, nil
 }
@@ -80,7 +81,8 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 	case len(rs) == 0:
 		return limit.AllDecision{}, invalid("reserves", "is empty: name at least one target")
 	case len(rs) > limit.MaxBatch:
-		return limit.AllDecision{}, limit.NewError(limit.TooLarge, "reserves", "has more than the 1000 elements that are taken at once")
+		return limit.AllDecision{},
+			limit.NewError(limit.TooLarge, "reserves", "has more than the 1000 elements that are taken at once")
 	}
 	all, bad := l.gather("reserves", len(rs), func(i int) (*Op, *limit.Error) {
 		op, err := l.reserveOp(&rs[i])
@@ -130,7 +132,8 @@ func (l *Limiter) extendOp(e *limit.Extend) (*Op, *limit.Error) {
 	if bad == nil && cost == 0 && e.TTL == 0 {
 		bad = invalid(costField(e.Amount), "is 0 and no ttl is given: say how many units more, for how long, or both")
 	}
-	return NewOp(OpExtend, limit.Check{Target: e.Target, Cost: cost, RequestID: e.RequestID}, Extra{Reservation: id, TTL: e.TTL}), bad
+	return NewOp(OpExtend, limit.Check{Target: e.Target, Cost: cost, RequestID: e.RequestID},
+		Extra{Reservation: id, TTL: e.TTL}), bad
 }
 
 // ExtendEach implements Service.
@@ -139,15 +142,17 @@ func (l *Limiter) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Re
 		return nil, err
 	}
 	results := make([]limit.Result, len(es))
-	err := l.each(ctx, len(es), func(i int) (*Op, *limit.Error) { return l.extendOp(&es[i]) }, func(i int, op *Op, err error) {
-		results[i] = limit.Result{Decision: *op.Decision, Err: err}
-	})
+	err := l.each(ctx, len(es), func(i int) (*Op, *limit.Error) { return l.extendOp(&es[i]) },
+		func(i int, op *Op, err error) {
+			results[i] = limit.Result{Decision: *op.Decision, Err: err}
+		})
 	return results, err
 }
 
 // each carries out n operations, each by itself. opOf returns the i-th operation, and what is wrong with it; each calls
 // done with every operation and its error.
-func (l *Limiter) each(ctx context.Context, n int, opOf func(int) (*Op, *limit.Error), done func(int, *Op, error)) error {
+func (l *Limiter) each(ctx context.Context, n int,
+	opOf func(int) (*Op, *limit.Error), done func(int, *Op, error)) error {
 	if err := l.expired(ctx, n); err != nil {
 		return err
 	}
@@ -179,11 +184,12 @@ func (l *Limiter) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.Se
 		return nil, err
 	}
 	results := make([]limit.SettledResult, len(cs))
-	err := l.each(ctx, len(cs), func(i int) (*Op, *limit.Error) { return l.commitOp(&cs[i]) }, func(i int, op *Op, err error) {
-		if results[i].Err = err; err == nil {
-			results[i].Settled = l.committed(&cs[i], op)
-		}
-	})
+	err := l.each(ctx, len(cs), func(i int) (*Op, *limit.Error) { return l.commitOp(&cs[i]) },
+		func(i int, op *Op, err error) {
+			if results[i].Err = err; err == nil {
+				results[i].Settled = l.committed(&cs[i], op)
+			}
+		})
 	return results, err
 }
 
@@ -197,7 +203,8 @@ func (l *Limiter) commitOp(c *limit.Commit) (*Op, *limit.Error) {
 	if bad == nil {
 		cost, bad = l.cost(&c.Target, c.Amount)
 	}
-	return NewOp(OpSettle, limit.Check{Target: c.Target, Cost: cost, Bounded: c.Bounded}, Extra{Reservation: id, Exact: c.Exact}), bad
+	return NewOp(OpSettle, limit.Check{Target: c.Target, Cost: cost, Bounded: c.Bounded},
+		Extra{Reservation: id, Exact: c.Exact}), bad
 }
 
 // committed returns the answer to a Commit that was carried out.
@@ -219,7 +226,8 @@ func (l *Limiter) Cancel(ctx context.Context, t limit.Target, reservationID stri
 // settle ends a reservation on this node's own state.
 func (l *Limiter) settle(op *Op, k store.Key, now *moment) {
 	how := store.Settlement{
-		ID: op.Reservation, Keep: op.Cost, Exact: op.Exact, Bounded: op.Bounded, Whole: !op.recalled, Caller: op.Caller, Boot: op.rule.boot(now),
+		ID: op.Reservation, Keep: op.Cost, Exact: op.Exact, Bounded: op.Bounded, Whole: !op.recalled, Caller: op.Caller,
+		Boot: op.rule.boot(now),
 	}
 	got, err := l.store.Settle(k, &op.rule.Rule, now.Instant, how)
 	switch {
@@ -247,7 +255,8 @@ func (l *Limiter) cost(t *limit.Target, a limit.Amount) (int64, *limit.Error) {
 	}
 	e := l.table.Load().by[t.Policy]
 	if e == nil {
-		return 0, limit.NewError(limit.NotFound, "policy", "there is no policy of this name on this node, and so no prices for the usage")
+		return 0, limit.NewError(limit.NotFound, "policy",
+			"there is no policy of this name on this node, and so no prices for the usage")
 	}
 	return e.Prices.Cost(a.Usage)
 }

@@ -138,7 +138,8 @@ func TestWhatCannotBeReserved(t *testing.T) {
 			{limit.Reserve{Target: limit.Target{Policy: "sliding_log"}, Amount: units(1)}, limit.Invalid, "key"},
 			{limit.Reserve{Target: onPolicy("nope", "k"), Amount: units(1)}, limit.NotFound, "policy"},
 			{limit.Reserve{Target: onPolicy("concurrency", "k"), Amount: units(1)}, limit.Invalid, "policy"},
-			{limit.Reserve{Target: inlineTarget(algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}, "k"), Amount: units(1)}, limit.Invalid, "limit"},
+			{limit.Reserve{Target: inlineTarget(algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second},
+				"k"), Amount: units(1)}, limit.Invalid, "limit"},
 		} {
 			for _, n := range c.nodes {
 				wantError(t, expect.Err(n.Reserve(t.Context(), test.r)), test.kind, test.what)

@@ -335,6 +335,7 @@ func (l *Limiter) unreachable(op *Op) {
 	case op.asks():
 		l.fail(op)
 	default:
-		op.Outcome.Err = unavailable("the node that decides for this key cannot be reached; whether the call was carried out is not known")
+		op.Outcome.Err = unavailable(
+			"the node that decides for this key cannot be reached; whether the call was carried out is not known")
 	}
 }

@@ -53,7 +53,8 @@ func TestOwnersAreAskedSideBySide(t *testing.T) {
 			both.Wait()
 			deliver()
 		})
-		checks := []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 0, 0), 1), named("p", c.owned("p", 2, 0), 1)}
+		checks := []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 0, 0), 1),
+			named("p", c.owned("p", 2, 0), 1)}
 		got := must.Value(c.nodes[0].Check(t.Context(), checks))(t)
 		for i := range got {
 			expect.True(t, got[i].Allowed && !got[i].FailedOpen, "check %d: %+v", i, got[i])
@@ -104,7 +105,8 @@ func (s *script) wire(_ context.Context, _ *testNode, to ownership.Node, ops []*
 func TestNotHolderIsRetried(t *testing.T) {
 	hint := func(name string, n uint64) func(*Op, func()) {
 		return func(op *Op, _ func()) {
-			op.Outcome.NotHolder = &ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: name, Boot: 1}, Term: ownership.Term{N: n}}
+			op.Outcome.NotHolder = &ownership.Route{Standing: ownership.Elsewhere,
+				Node: ownership.Node{Name: name, Boot: 1}, Term: ownership.Term{N: n}}
 		}
 	}
 	decide := func(_ *Op, deliver func()) { deliver() }
@@ -114,14 +116,18 @@ func TestNotHolderIsRetried(t *testing.T) {
 		answers []func(*Op, func())
 		asked   []string
 	}{
-		{"the view is asked again", 0, []func(*Op, func()){hint("", 0), hint("", 9), decide}, []string{"n1", "n1", "n1"}},
+		{"the view is asked again", 0, []func(*Op, func()){hint("", 0), hint("", 9), decide},
+			[]string{"n1", "n1", "n1"}},
 		{"a hint is followed", 0, []func(*Op, func()){hint("n2", 1), decide}, []string{"n1", "n2"}},
-		{"and rising ones in turn", 0, []func(*Op, func()){hint("n2", 1), hint("n3", 2), hint("n2", 3), decide}, []string{"n1", "n2", "n3", "n2"}},
+		{"and rising ones in turn", 0, []func(*Op, func()){hint("n2", 1), hint("n3", 2), hint("n2", 3), decide},
+			[]string{"n1", "n2", "n3", "n2"}},
 		{"not without a term", 0, []func(*Op, func()){hint("n2", 0), decide}, []string{"n1", "n1"}},
 		{"not twice", 0, []func(*Op, func()){hint("n2", 1), hint("n3", 1), decide}, []string{"n1", "n2", "n1"}},
-		{"nor later on", 0, []func(*Op, func()){hint("n2", 5), hint("", 0), hint("n3", 4), hint("n3", 5), hint("n3", 6), decide},
+		{"nor later on", 0, []func(*Op,
+			func()){hint("n2", 5), hint("", 0), hint("n3", 4), hint("n3", 5), hint("n3", 6), decide},
 			[]string{"n1", "n2", "n1", "n1", "n1", "n3"}},
-		{"not below the view's own term", 4, []func(*Op, func()){hint("n2", 4), hint("n2", 5), decide}, []string{"n1", "n1", "n2"}},
+		{"not below the view's own term", 4, []func(*Op, func()){hint("n2", 4), hint("n2", 5), decide},
+			[]string{"n1", "n1", "n2"}},
 		{"unreachable ends it", 0, []func(*Op, func()){hint("n2", 1)}, []string{"n1", "n2"}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
@@ -129,7 +135,8 @@ func TestNotHolderIsRetried(t *testing.T) {
 				for i, n := range c.nodes {
 					if i == 0 {
 						c.see(n, func(int) ownership.Route {
-							return ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "n1", Boot: 2}, Term: ownership.Term{N: test.term}}
+							return ownership.Route{Standing: ownership.Elsewhere,
+								Node: ownership.Node{Name: "n1", Boot: 2}, Term: ownership.Term{N: test.term}}
 						})
 					} else {
 						c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
@@ -201,7 +208,8 @@ func TestReceiveChecksWhatItGets(t *testing.T) {
 		wantError(t, ops[3].Outcome.Err, limit.Invalid, "key")
 		wantError(t, ops[4].Outcome.Err, limit.Invalid, "cost")
 		part := op(1, named("p", here, 1))
-		part.Kind, part.Extra = OpReserve, &Extra{Reservation: ReservationID{1, 15: 1}} // a store's own number of one of its parts
+		// a store's own number of one of its parts
+		part.Kind, part.Extra = OpReserve, &Extra{Reservation: ReservationID{1, 15: 1}}
 		c.nodes[0].Receive([]*Op{part})
 		wantError(t, part.Outcome.Err, limit.Invalid, "reservation_id")
 		rest(t.Context())
@@ -257,18 +265,24 @@ func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
 			want   limit.Decision
 		}{
 			{limit.Target{Policy: "open"}, open(10, time.Minute)},
-			{limit.Target{Policy: "closed"}, limit.Decision{FailedClosed: true, Limit: 20, Window: 2 * time.Minute, RetryAfter: time.Second}},
-			{onPolicy("closed", "few"), limit.Decision{FailedClosed: true, Limit: 20, Window: 400 * time.Second, RetryAfter: time.Second}},
+			{limit.Target{Policy: "closed"},
+				limit.Decision{FailedClosed: true, Limit: 20, Window: 2 * time.Minute, RetryAfter: time.Second}},
+			{onPolicy("closed", "few"),
+				limit.Decision{FailedClosed: true, Limit: 20, Window: 400 * time.Second, RetryAfter: time.Second}},
 			// What needs no state needs no owner.
-			{onPolicy("closed", "free"), limit.Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
+			{onPolicy("closed", "free"),
+				limit.Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
 			{onPolicy("closed", "bad"), limit.Decision{RetryAfter: algo.Never}},
 			{onPolicy("bans", "bad"), limit.Decision{RetryAfter: algo.Never}},
 			{limit.Target{Policy: "bans"}, open(10, time.Minute)},
 			// A policy in shadow mode admits whatever happens.
-			{limit.Target{Policy: "shadow"}, limit.Decision{Allowed: true, Granted: 2, FailedOpen: true, Shadow: true, Limit: 10, Window: time.Minute}},
+			{limit.Target{Policy: "shadow"}, limit.Decision{Allowed: true, Granted: 2, FailedOpen: true, Shadow: true,
+				Limit: 10, Window: time.Minute}},
 			{limit.Target{Policy: "nobody-knows"}, open(0, 0)},
-			{limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Hour}}, open(5, time.Hour)},
-			{limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: algo.Unlimited}}, limit.Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
+			{limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Hour}},
+				open(5, time.Hour)},
+			{limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: algo.Unlimited}},
+				limit.Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
 		} {
 			inBubble(t, 2, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
 				c.tamper(wire.wire)
@@ -381,7 +395,8 @@ func TestDeadlines(t *testing.T) {
 				defer cancel()
 			}
 			start := time.Now()
-			got, err := c.nodes[0].Check(ctx, []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 1, 1), 1)})
+			got, err := c.nodes[0].Check(ctx,
+				[]limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 1, 1), 1)})
 			expect.True(t, err == nil && got[0].FailedOpen && got[1].FailedOpen, "%+v, %v", got, err)
 			expect.Equal(t, time.Since(start), test.want, "%+v: answered after", test)
 		})
@@ -430,20 +445,22 @@ func TestNobodyDecides(t *testing.T) {
 		{"not claimed", ownership.Route{}, time.Hour, time.Second, true},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			inBubble(t, 2, Config{Policies: policies(t, failing), Timeout: time.Second}, func(t *testing.T, c *testCluster) {
-				start := time.Now()
-				c.see(c.nodes[0], func(int) ownership.Route {
-					if time.Since(start) >= test.after {
-						return c.holder(c.nodes[0], 1)
-					}
-					return test.route
+			inBubble(t, 2, Config{Policies: policies(t, failing), Timeout: time.Second},
+				func(t *testing.T, c *testCluster) {
+					start := time.Now()
+					c.see(c.nodes[0], func(int) ownership.Route {
+						if time.Since(start) >= test.after {
+							return c.holder(c.nodes[0], 1)
+						}
+						return test.route
+					})
+					c.see(c.nodes[1], func(int) ownership.Route { return c.holder(c.nodes[1], 1) })
+					d := c.nodes[0].check(t, named("open", "k", 1))
+					took := time.Since(start)
+					expect.True(t, d.FailedOpen == test.open && took >= test.took &&
+						took <= test.took+2*time.Millisecond,
+						"after %v: %+v", took, d)
 				})
-				c.see(c.nodes[1], func(int) ownership.Route { return c.holder(c.nodes[1], 1) })
-				d := c.nodes[0].check(t, named("open", "k", 1))
-				took := time.Since(start)
-				expect.True(t, d.FailedOpen == test.open && took >= test.took && took <= test.took+2*time.Millisecond,
-					"after %v: %+v", took, d)
-			})
 		})
 	}
 }
@@ -500,7 +517,8 @@ func newTwoOthers() twoOthers {
 	all := make(twoOthers, ring.Partitions)
 	for p := range all {
 		all[p] = ownership.Route{
-			Standing: ownership.Elsewhere, Node: ownership.Node{Name: [...]string{"n1", "n2"}[p%2], Boot: uint64(1 + p%2)}, Term: ownership.Term{N: uint64(p)},
+			Standing: ownership.Elsewhere, Node: ownership.Node{Name: [...]string{"n1", "n2"}[p%2],
+				Boot: uint64(1 + p%2)}, Term: ownership.Term{N: uint64(p)},
 		}
 	}
 	return all
@@ -579,25 +597,29 @@ func (c *changing) Await(_ context.Context, p int, _ *ownership.Route) *ownershi
 func TestPanicsBesideACall(t *testing.T) {
 	check := named("p", "panic", 1)
 	other := check
-	for i := 0; ring.Partition(ring.Hash(ring.HashKey{}, "p", other.Key))%2 == ring.Partition(ring.Hash(ring.HashKey{}, "p", check.Key))%2; i++ {
+	for i := 0; ring.Partition(ring.Hash(ring.HashKey{}, "p", other.Key))%2 == ring.Partition(ring.Hash(ring.HashKey{},
+		"p", check.Key))%2; i++ {
 		other.Key = fmt.Sprint(i)
 	}
 	for name, test := range map[string]struct {
 		owners Ownership
 		call   func(l *Limiter)
 	}{
-		"several holders": {newTwoOthers(), func(l *Limiter) { _, _ = l.Check(t.Context(), []limit.Check{check, other}) }},
+		"several holders": {newTwoOthers(),
+			func(l *Limiter) { _, _ = l.Check(t.Context(), []limit.Check{check, other}) }},
 		"being handed over": {&changing{newTwoOthers(), ownership.Frozen, ownership.Frozen}, func(l *Limiter) {
 			_, _ = l.Check(t.Context(), []limit.Check{check})
 		}},
-		"from a peer, no holder yet": {&changing{newTwoOthers(), ownership.Unclaimed, ownership.Elsewhere}, func(l *Limiter) {
-			l.Receive([]*Op{{Kind: OpCheck, Check: &check, Hops: 1, Left: time.Second}})(t.Context())
-		}},
+		"from a peer, no holder yet": {&changing{newTwoOthers(), ownership.Unclaimed, ownership.Elsewhere},
+			func(l *Limiter) {
+				l.Receive([]*Op{{Kind: OpCheck, Check: &check, Hops: 1, Left: time.Second}})(t.Context())
+			}},
 		"from a peer": {newTwoOthers(), func(l *Limiter) {
 			l.Receive([]*Op{{Kind: OpCheck, Check: &check, Hops: 1, Left: time.Second}})(t.Context())
 		}},
 	} {
-		l := New(Config{Ownership: test.owners, Peers: &mistaken{asked: make(map[string]int)}, Policies: policies(t, nine)})
+		l := New(Config{Ownership: test.owners, Peers: &mistaken{asked: make(map[string]int)},
+			Policies: policies(t, nine)})
 		err := panics.Call(func() error { test.call(l); return nil })
 		p, ok := errors.AsType[*panics.Error](err)
 		expect.True(t, ok && p.Value == "panic", "%s: %v", name, err)

@@ -128,5 +128,6 @@ func (s *sampler) spent(rule *store.Rule, key string, checks int64, now *algo.De
 		checks = weight
 	}
 	l := &rule.Limits[now.Tightest]
-	s.record(&Sample{Scope: rule.Scope, Key: key, Weight: checks, Algorithm: l.Algorithm, Window: quotaWindow(l), Limit: now.Limit, Remaining: now.Remaining})
+	s.record(&Sample{Scope: rule.Scope, Key: key, Weight: checks, Algorithm: l.Algorithm, Window: quotaWindow(l),
+		Limit: now.Limit, Remaining: now.Remaining})
 }

@@ -54,18 +54,26 @@ func TestRecorderHearsEachDecision(t *testing.T) {
 				do   func()
 				want Sample
 			}{
-				{"admitted", func() { n.check(t, named("log", key, 4)) }, Sample{Scope: "log", Key: key, Weight: 1, Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 1}},
+				{"admitted", func() { n.check(t, named("log", key, 4)) }, Sample{Scope: "log", Key: key, Weight: 1,
+					Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 1}},
 				{"peek", func() { n.check(t, named("log", key, 0)) }, Sample{}},
-				{"refused", func() { n.check(t, named("log", key, 2)) }, Sample{Scope: "log", Key: key, Weight: 1, Refused: true, Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 1}},
-				{"shadow", func() { n.check(t, named("shadow", short, 6)) }, Sample{Scope: "shadow", Key: short, Weight: 1, Refused: true, Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 5}},
-				{"blocked", func() { n.check(t, named("blocked", key, 1)) }, Sample{Scope: "blocked", Key: key, Weight: 1, Refused: true}},
-				{"several limits", func() { n.check(t, named("two", short, 1)) }, Sample{Scope: "two", Key: short, Weight: 1, Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 4}},
-				{"lease", func() { acquire(t, n, short) }, Sample{Scope: "jobs", Key: short, Weight: 1, Algorithm: algo.Concurrency, Limit: 5, Remaining: 4}},
+				{"refused", func() { n.check(t, named("log", key, 2)) }, Sample{Scope: "log", Key: key, Weight: 1,
+					Refused: true, Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 1}},
+				{"shadow", func() { n.check(t, named("shadow", short, 6)) },
+					Sample{Scope: "shadow", Key: short, Weight: 1, Refused: true, Algorithm: algo.SlidingLog,
+						Window: 10 * time.Second, Limit: 5, Remaining: 5}},
+				{"blocked", func() { n.check(t, named("blocked", key, 1)) },
+					Sample{Scope: "blocked", Key: key, Weight: 1, Refused: true}},
+				{"several limits", func() { n.check(t, named("two", short, 1)) }, Sample{Scope: "two", Key: short,
+					Weight: 1, Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 4}},
+				{"lease", func() { acquire(t, n, short) },
+					Sample{Scope: "jobs", Key: short, Weight: 1, Algorithm: algo.Concurrency, Limit: 5, Remaining: 4}},
 				{"reset", func() { _ = n.Reset(t.Context(), onPolicy("jobs", short)) }, Sample{}},
 				{"inline", func() {
 					n.check(t, limit.Check{Target: limit.Target{Limit: inline, Namespace: "api", Key: key}, Cost: 3})
 				},
-					Sample{Scope: limit.InlineScope("api", inline), Key: key, Weight: 1, Algorithm: algo.TokenBucket, Window: time.Second, Limit: 10, Remaining: 7}},
+					Sample{Scope: limit.InlineScope("api", inline), Key: key, Weight: 1, Algorithm: algo.TokenBucket,
+						Window: time.Second, Limit: 10, Remaining: 7}},
 			} {
 				tt.do()
 				got := heard.take()
@@ -87,7 +95,8 @@ func TestRecorderHearsEachDecision(t *testing.T) {
 		c.wantMessages(0, "remembered", func() { c.nodes[0].check(t, named("log", key, 2)) })
 		// It says how full the key is as the owner's answer did: what is refused is seldom as empty as it was when it
 		// was last admitted.
-		want := Sample{Scope: "log", Key: key, Weight: 1, Refused: true, Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 1}
+		want := Sample{Scope: "log", Key: key, Weight: 1, Refused: true, Algorithm: algo.SlidingLog,
+			Window: 10 * time.Second, Limit: 5, Remaining: 1}
 		got := heard.take()
 		expect.True(t, len(got) == 1 && got[0] == want, "remembered: %+v, want %+v", got, want)
 	})
@@ -127,7 +136,8 @@ func TestSamplerKeepsToItsBudget(t *testing.T) {
 		n, stands, variance := ask(many)
 		expect.True(t, round <= 0 || n <= 2*samplesATick, "round %d: %d recorded", round, n)
 		if off := math.Abs(float64(stands - many)); off > 6*math.Sqrt(variance) {
-			t.Errorf("round %d: %d recorded stand for %d, %.0f off, standard deviation %.0f", round, n, stands, off, math.Sqrt(variance))
+			t.Errorf("round %d: %d recorded stand for %d, %.0f off, standard deviation %.0f", round, n, stands, off,
+				math.Sqrt(variance))
 		}
 		s.tick(0)
 	}
@@ -197,7 +207,8 @@ func TestReportCountsNoMoreThanABorrowerCanAdmit(t *testing.T) {
 		expect.True(t, s.Policy != inlineName || s.Allowed == maxReported && s.Borrowed == maxReported,
 			"after a report of %d checks: %+v", many, s)
 	}
-	quota := limit.Quota{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Totals: algo.Totals{Granted: many, Spent: many}}
+	quota := limit.Quota{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1},
+		Totals: algo.Totals{Granted: many, Spent: many}}
 	var out [1]limit.QuotaLent
 	if err := l.Quota(t.Context(), []limit.Quota{quota}, out[:]); err != nil || out[0].Err != nil {
 		t.Fatal(err, out[0].Err)

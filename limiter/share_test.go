@@ -55,49 +55,52 @@ func TestOneCallerFillsItsOwnShare(t *testing.T) {
 		"by caller":                            {"tenant", "shop"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubbleWithin(t, 3, store.Config{MaxBytes: 8 << 20}, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
-				login := func(node int, key string) limit.Decision {
-					q := named("login", key, 1)
-					q.Caller = of.other
-					return c.nodes[node].check(t, q)
-				}
-				for i := range 100 {
-					login(i%3, fmt.Sprint("known", i))
-				}
-				longest := algo.Limit{Algorithm: algo.SlidingWindow, Limit: 10, Window: 366 * 24 * time.Hour, Slots: 100}
-				open := 0
-				for batch := range 66 {
-					checks := make([]limit.Check, limit.MaxBatch)
-					for i := range checks {
-						checks[i] = limit.Check{Cost: 1, Target: limit.Target{
-							Limit: &longest, Namespace: "tenant", Key: fmt.Sprintf("%d/%d", batch, i), Caller: of.attacker,
-						}}
+			inBubbleWithin(t, 3, store.Config{MaxBytes: 8 << 20}, Config{Policies: policies(t, text)},
+				func(t *testing.T, c *testCluster) {
+					login := func(node int, key string) limit.Decision {
+						q := named("login", key, 1)
+						q.Caller = of.other
+						return c.nodes[node].check(t, q)
 					}
-					results := must.Value(c.nodes[batch%3].Check(t.Context(), checks))(t)
-					for _, r := range results {
-						if r.FailedOpen {
-							open++
+					for i := range 100 {
+						login(i%3, fmt.Sprint("known", i))
+					}
+					longest := algo.Limit{Algorithm: algo.SlidingWindow, Limit: 10, Window: 366 * 24 * time.Hour,
+						Slots: 100}
+					open := 0
+					for batch := range 66 {
+						checks := make([]limit.Check, limit.MaxBatch)
+						for i := range checks {
+							checks[i] = limit.Check{Cost: 1, Target: limit.Target{
+								Limit: &longest, Namespace: "tenant", Key: fmt.Sprintf("%d/%d", batch, i),
+								Caller: of.attacker,
+							}}
+						}
+						results := must.Value(c.nodes[batch%3].Check(t.Context(), checks))(t)
+						for _, r := range results {
+							if r.FailedOpen {
+								open++
+							}
 						}
 					}
-				}
-				expect.True(t, open >= limit.MaxBatch,
-					"only %d checks of the attacker have found no room: this test attacks nothing", open)
-				for i := range 300 {
-					d := login(i%3, fmt.Sprint("new", i))
-					must.True(t, !d.FailedOpen && d.Allowed && d.Remaining == 2, "a new key of another: %+v", d)
-				}
-				for i := range 100 {
-					d := login(i%3, fmt.Sprint("known", i))
-					must.True(t, !d.FailedOpen && d.Allowed && d.Remaining == 1, "a known key of another: %+v", d)
-				}
-				for _, n := range c.nodes {
-					_, inline, callers := n.Shares()
-					expect.True(t, len(inline) == 1 && inline[0].Name == "tenant" && inline[0].Refused != 0,
-						"%+v", inline)
-					expect.True(t, len(callers) != 0 && callers[0].Name == of.attacker && callers[0].Refused != 0,
-						"%+v", callers)
-				}
-			})
+					expect.True(t, open >= limit.MaxBatch,
+						"only %d checks of the attacker have found no room: this test attacks nothing", open)
+					for i := range 300 {
+						d := login(i%3, fmt.Sprint("new", i))
+						must.True(t, !d.FailedOpen && d.Allowed && d.Remaining == 2, "a new key of another: %+v", d)
+					}
+					for i := range 100 {
+						d := login(i%3, fmt.Sprint("known", i))
+						must.True(t, !d.FailedOpen && d.Allowed && d.Remaining == 1, "a known key of another: %+v", d)
+					}
+					for _, n := range c.nodes {
+						_, inline, callers := n.Shares()
+						expect.True(t, len(inline) == 1 && inline[0].Name == "tenant" && inline[0].Refused != 0,
+							"%+v", inline)
+						expect.True(t, len(callers) != 0 && callers[0].Name == of.attacker && callers[0].Refused != 0,
+							"%+v", callers)
+					}
+				})
 		})
 	}
 }
@@ -105,7 +108,8 @@ func TestOneCallerFillsItsOwnShare(t *testing.T) {
 func TestShareOf(t *testing.T) {
 	berlin := must.Value(time.LoadLocation("Europe/Berlin"))(t)
 	for _, namespace := range []string{"tenant", "/tenant", "a//b", "//", "x/"} {
-		for _, l := range []algo.Limit{{Algorithm: algo.FixedWindow, Window: time.Hour}, {Algorithm: algo.FixedWindow, Period: algo.Day, Zone: berlin}} {
+		for _, l := range []algo.Limit{{Algorithm: algo.FixedWindow, Window: time.Hour},
+			{Algorithm: algo.FixedWindow, Period: algo.Day, Zone: berlin}} {
 			if share, inline := limit.ShareOf(limit.InlineScope(namespace, &l)); share != namespace || !inline {
 				t.Errorf("%q of %q", share, limit.InlineScope(namespace, &l))
 			}
@@ -119,30 +123,31 @@ func TestShareOf(t *testing.T) {
 // are changed.
 func TestMaxKeysOfAPolicy(t *testing.T) {
 	const text = `policies: [{name: small, algorithm: fixed_window, limit: 3, window: 1h, max_keys: %d}, {name: other, algorithm: fixed_window, limit: 3, window: 1h}]`
-	inBubble(t, 1, Config{Policies: policies(t, fmt.Sprintf(text, 20)), InlineMaxKeys: 10}, func(t *testing.T, c *testCluster) {
-		open := func(q limit.Check, n int) (open int) {
-			for i := range n {
-				q.Key = fmt.Sprint(i)
-				if c.nodes[0].check(t, q).FailedOpen {
-					open++
+	inBubble(t, 1, Config{Policies: policies(t, fmt.Sprintf(text, 20)), InlineMaxKeys: 10},
+		func(t *testing.T, c *testCluster) {
+			open := func(q limit.Check, n int) (open int) {
+				for i := range n {
+					q.Key = fmt.Sprint(i)
+					if c.nodes[0].check(t, q).FailedOpen {
+						open++
+					}
 				}
+				return open
 			}
-			return open
-		}
-		own := &algo.Limit{Algorithm: algo.FixedWindow, Limit: 3, Window: time.Hour}
-		inline := func(namespace string) limit.Check {
-			return limit.Check{Target: limit.Target{Limit: own, Namespace: namespace}, Cost: 1}
-		}
-		for what, got := range map[string][2]int{
-			"small":   {open(named("small", "", 1), 50), 30},
-			"other":   {open(named("other", "", 1), 50), 0},
-			"one":     {open(inline("one"), 15), 5},
-			"another": {open(inline("another"), 10), 0},
-		} {
-			expect.True(t, got[0] == got[1], "%s: %d of the keys have no room, want %d", what, got[0], got[1])
-		}
-		c.setPolicies(fmt.Sprintf(text, 45))
-		n := open(named("small", "", 1), 50)
-		expect.True(t, n == 5, "with more room %d keys have none", n)
-	})
+			own := &algo.Limit{Algorithm: algo.FixedWindow, Limit: 3, Window: time.Hour}
+			inline := func(namespace string) limit.Check {
+				return limit.Check{Target: limit.Target{Limit: own, Namespace: namespace}, Cost: 1}
+			}
+			for what, got := range map[string][2]int{
+				"small":   {open(named("small", "", 1), 50), 30},
+				"other":   {open(named("other", "", 1), 50), 0},
+				"one":     {open(inline("one"), 15), 5},
+				"another": {open(inline("another"), 10), 0},
+			} {
+				expect.True(t, got[0] == got[1], "%s: %d of the keys have no room, want %d", what, got[0], got[1])
+			}
+			c.setPolicies(fmt.Sprintf(text, 45))
+			n := open(named("small", "", 1), 50)
+			expect.True(t, n == 5, "with more room %d keys have none", n)
+		})
 }

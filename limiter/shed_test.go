@@ -40,7 +40,8 @@ func TestMaxInFlight(t *testing.T) {
 		away := func(policy string, i int) limit.Check { return named(policy, c.owned(policy, 1, i), 1) }
 		waiting := make(chan []limit.Result)
 		go func() {
-			got, err := n.Check(t.Context(), []limit.Check{away("closed", 0), away("closed", 1), away("closed", 2), away("closed", 3), away("open", 0)})
+			got, err := n.Check(t.Context(), []limit.Check{away("closed", 0), away("closed", 1), away("closed", 2),
+				away("closed", 3), away("open", 0)})
 			expect.NoError(t, err)
 			waiting <- got
 		}()
@@ -48,7 +49,8 @@ func TestMaxInFlight(t *testing.T) {
 		expect.Equal(t, n.Load(), LoadStats{InFlight: 3, MaxInFlight: 3, Full: 2})
 		// Beyond the bound on_error answers at once. What is decided here has nothing to wait for.
 		start := time.Now()
-		got, err := n.Check(t.Context(), []limit.Check{away("closed", 4), away("open", 1), named("closed", c.owned("closed", 0, 0), 1)})
+		got, err := n.Check(t.Context(),
+			[]limit.Check{away("closed", 4), away("open", 1), named("closed", c.owned("closed", 0, 0), 1)})
 		expect.True(t, err == nil && got[0].FailedClosed && got[1].FailedOpen && got[2].Allowed &&
 			!got[2].FailedOpen && got[2].Remaining == 9, "%+v, %v", got, err)
 		_, err = n.Release(t.Context(), onPolicy("leases", c.owned("leases", 1, 0)), "0000000000000001")
@@ -162,7 +164,8 @@ func TestReceivedLate(t *testing.T) {
 			c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
 			<-done
 			out := &op.Outcome
-			expect.True(t, op.Decision.Allowed == decided && (out.Unreachable || out.NotHolder != nil) != decided, "%+v", out)
+			expect.True(t, op.Decision.Allowed == decided && (out.Unreachable || out.NotHolder != nil) != decided,
+				"%+v", out)
 			d := n.check(t, limit.Check{Target: onPolicy("closed", "k")})
 			expect.True(t, d.Remaining == 9 == decided, "%+v", d)
 		})

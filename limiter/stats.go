@@ -215,7 +215,8 @@ func (s *policyStats) counted(policy string) PolicyStats {
 		of result
 		to *uint64
 	}{
-		{resultAllowed, &out.Allowed}, {resultRefused, &out.Refused}, {resultShadow, &out.Shadowed}, {resultFailedOpen, &out.FailedOpen}, {resultFailedClosed, &out.FailedClosed},
+		{resultAllowed, &out.Allowed}, {resultRefused, &out.Refused}, {resultShadow, &out.Shadowed},
+		{resultFailedOpen, &out.FailedOpen}, {resultFailedClosed, &out.FailedClosed},
 		{resultError, &out.Errors}, {resultRemembered, &out.Remembered}, {resultNearLimit, &out.NearLimit},
 	} {
 		for i := range s.counts {

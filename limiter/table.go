@@ -95,13 +95,15 @@ func (l *Limiter) compilePolicy(t *table, p *policy.Policy) *entry {
 	for _, of := range p.Rules() {
 		r := &rule{
 			Rule: store.Rule{
-				Scope: p.Name, Limits: of.Limits, Durability: durabilities[p.Durability], Strict: p.Strict, Persist: p.Persist && l.cfg.Disk,
+				Scope: p.Name, Limits: of.Limits, Durability: durabilities[p.Durability], Strict: p.Strict,
+				Persist:    p.Persist && l.cfg.Disk,
 				ColdClosed: p.ColdStart == policy.ColdClosed, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory, Ban: p.Ban,
 				ReleaseExpired: p.ReleaseExpired,
 			},
 			entry: e, hash: e.hash, stats: stats, warnAt: p.WarnAt, shadow: p.Shadow, concurrency: p.Concurrency,
 			// A check in shadow mode is never refused, and a candidate is asked each time.
-			lendable: !p.NoLend && !p.Shadow && p.Candidate == nil, closed: p.OnError == policy.Closed, share: p.OnError == policy.Share,
+			lendable: !p.NoLend && !p.Shadow && p.Candidate == nil, closed: p.OnError == policy.Closed,
+			share: p.OnError == policy.Share,
 		}
 		if of.Unlimited {
 			r.Limits, r.units = nil, algo.Unlimited
@@ -115,7 +117,8 @@ func (l *Limiter) compilePolicy(t *table, p *policy.Policy) *entry {
 	if p.Candidate == nil {
 		return e
 	}
-	candidate := &store.Rule{Scope: limit.CandidateScope(p.Name), Limits: p.Candidate, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory, Ban: p.Ban}
+	candidate := &store.Rule{Scope: limit.CandidateScope(p.Name), Limits: p.Candidate, MaxKeys: p.MaxKeys,
+		MaxBytes: p.MaxMemory, Ban: p.Ban}
 	if p.Durability == policy.None {
 		candidate.Durability = store.None
 	}

@@ -167,7 +167,8 @@ func (l *Limiter) traced(op *Op) Traced {
 
 // operations are the names of operations. Kinds that only nodes send (OpBorrow, OpRecall) have none.
 var operations = [...]string{
-	OpCheck: "check", OpAcquire: "acquire", OpRenew: "renew", OpRelease: "release", OpRefund: "refund", OpReset: "reset",
+	OpCheck: "check", OpAcquire: "acquire", OpRenew: "renew", OpRelease: "release", OpRefund: "refund",
+	OpReset:   "reset",
 	OpReserve: "reserve", OpSettle: "settle", OpExtend: "extend", OpQuota: "quota",
 }
 

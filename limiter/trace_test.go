@@ -25,7 +25,8 @@ func (*untraced) Below(string, string) Span    { return nil }
 
 // TestUntracedCallsCostNothing: neither without a Tracer nor with one does a call that is not traced allocate for it.
 func TestUntracedCallsCostNothing(t *testing.T) {
-	set := must.Value(policy.Parse("p.yaml", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1m}]`)))(t)
+	set := must.Value(policy.Parse("p.yaml",
+		[]byte(`policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1m}]`)))(t)
 	allocations := func(tracer Tracer) float64 {
 		l := started(t, Config{Policies: set, Tracer: tracer})
 		checks := []limit.Check{{Target: onPolicy("p", "alice"), Cost: 1}}
@@ -110,7 +111,8 @@ func TestTraced(t *testing.T) {
 
 	bad := &Op{Kind: OpCheck, Check: new(check("p")), Trace: "malformed"}
 	invalid := &Op{Kind: OpCheck, Check: new(check("not \xff a name")), Trace: "far"}
-	ops := []*Op{bad, invalid, {Kind: OpReset, Check: new(check("p")), Trace: "near"}, {Kind: OpReset, Check: new(check("p")), Trace: "near"},
+	ops := []*Op{bad, invalid, {Kind: OpReset, Check: new(check("p")), Trace: "near"},
+		{Kind: OpReset, Check: new(check("p")), Trace: "near"},
 		{Kind: OpCheck, Check: new(check("p"))}}
 	for i := range 100 {
 		ops = append(ops, &Op{Kind: OpCheck, Check: new(check("p")), Trace: fmt.Sprint(i)})
@@ -123,7 +125,8 @@ func TestTraced(t *testing.T) {
 	got = s.ended["far>decide2"]
 	expect.True(t, len(got) == 1 && got[0].Result == "error" && got[0].Policy == "", "%+v", got)
 	got = s.ended["near>decide3"]
-	expect.True(t, len(got) == 2 && got[0].Result == "ok" && got[0].Operation == "reset", "of the same caller: %+v", got)
+	expect.True(t, len(got) == 2 && got[0].Result == "ok" && got[0].Operation == "reset", "of the same caller: %+v",
+		got)
 	s.all(t)
 }
 

@@ -20,10 +20,12 @@ type Prices map[string]int64
 // or whose number of tokens is negative or too large.
 func (p Prices) Cost(u limit.Usage) (int64, *limit.Error) {
 	if len(p) == 0 {
-		return 0, limit.NewError(limit.Invalid, "usage", "is for policies with prices, and this one has none: send a cost")
+		return 0, limit.NewError(limit.Invalid, "usage",
+			"is for policies with prices, and this one has none: send a cost")
 	}
 	if len(u) > limit.MaxClasses {
-		return 0, limit.NewError(limit.TooLarge, "usage", fmt.Sprintf("has %d classes, at most %d are taken", len(u), limit.MaxClasses))
+		return 0, limit.NewError(limit.TooLarge, "usage",
+			fmt.Sprintf("has %d classes, at most %d are taken", len(u), limit.MaxClasses))
 	}
 	sum := int64(0)
 	for _, class := range slices.Sorted(maps.Keys(u)) {
@@ -41,7 +43,8 @@ func (p Prices) Cost(u limit.Usage) (int64, *limit.Error) {
 		}
 		hi, lo := bits.Mul64(uint64(tokens), uint64(price))
 		if hi > 0 || lo > uint64(algo.MaxLimit-sum) {
-			return 0, limit.NewError(limit.Invalid, field, "brings the cost above the largest one, 9007199254740992 (2^53)")
+			return 0, limit.NewError(limit.Invalid, field,
+				"brings the cost above the largest one, 9007199254740992 (2^53)")
 		}
 		sum += int64(lo)
 	}
@@ -93,14 +96,16 @@ func (d *decoder) prices(f strictyaml.Field) Prices {
 		return nil
 	}
 	if f.Node.Kind != yaml.MappingNode {
-		d.Fail(f.Node, f.Path, "must be a map of classes of tokens and units, such as {input: 3, output: 15}, not %s", strictyaml.Kind(f.Node))
+		d.Fail(f.Node, f.Path, "must be a map of classes of tokens and units, such as {input: 3, output: 15}, not %s",
+			strictyaml.Kind(f.Node))
 		return nil
 	}
 	var classes []string
 	for i := 0; i+1 < len(f.Node.Content); i += 2 {
 		key := f.Node.Content[i]
 		if !limit.ValidPolicyName(key.Value) || key.Kind != yaml.ScalarNode {
-			d.Fail(key, f.Path, "%s is not the name of a class of tokens: 1 to 128 characters of A-Z a-z 0-9 . _ -", strictyaml.Show(key.Value))
+			d.Fail(key, f.Path, "%s is not the name of a class of tokens: 1 to 128 characters of A-Z a-z 0-9 . _ -",
+				strictyaml.Show(key.Value))
 			return nil
 		}
 		classes = append(classes, key.Value)

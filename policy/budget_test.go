@@ -30,7 +30,8 @@ func TestBudget(t *testing.T) {
 		p := mustGet(t, mustParse(t, "policies: [{name: p, limits: [1/1s], on_expiry: "+word+"}]"), "p")
 		expect.Equal(t, p.ReleaseExpired, release, "%s: %+v", word, p)
 	}
-	p = mustGet(t, mustParse(t, "policies: [{name: p, algorithm: fixed_window, limits: [1/1s, {limit: 5, window: 1h, carry_debt: false}], carry_debt: true, max_debt: 9}]"), "p")
+	p = mustGet(t, mustParse(t,
+		"policies: [{name: p, algorithm: fixed_window, limits: [1/1s, {limit: 5, window: 1h, carry_debt: false}], carry_debt: true, max_debt: 9}]"), "p")
 	expect.True(t, p.Limits[0].CarryDebt && !p.Limits[1].CarryDebt && p.Limits[0].MaxDebt == 9, "%+v", p.Limits)
 
 	// What means the same has one hash, and what does not has another.
@@ -40,7 +41,8 @@ func TestBudget(t *testing.T) {
 	const month = "align: calendar, window: month"
 	expect.True(t, hash(month) == hash(month+", anchor: 1") && hash(month) != hash(month+", anchor: 2"), "anchor")
 	plain := hash("window: 1m")
-	for _, more := range []string{"carry_debt: true", "max_debt: 2", "prices: {a: 1}", "prices: {a: 2}", "estimate: 1000", "estimate: auto", "estimate: auto, initial_estimate: 2", "on_expiry: release"} {
+	for _, more := range []string{"carry_debt: true", "max_debt: 2", "prices: {a: 1}", "prices: {a: 2}",
+		"estimate: 1000", "estimate: auto", "estimate: auto, initial_estimate: 2", "on_expiry: release"} {
 		expect.True(t, hash("window: 1m, "+more) != plain, "%s is not in the hash", more)
 	}
 	expect.Equal(t, hash("window: 1m, on_expiry: charge"), plain, "on_expiry")
@@ -72,18 +74,25 @@ func TestBudgetMistakes(t *testing.T) {
 		{log + ", estimate: auto, initial_estimate: 0", "policies[0].initial_estimate: "},
 		{log + ", on_expiry: forget", "policies[0].on_expiry: "},
 		{log + ", on_expiry: ", "policies[0].on_expiry: "},
-		{log + ", overrides: [{key: a, limit: 1, window: 1s, on_expiry: release}]", "policies[0].overrides[0].on_expiry: unknown field"},
-		{"algorithm: concurrency, limit: 1, ttl: 1s, on_expiry: release", "policies[0].on_expiry: is not for concurrency"},
+		{log + ", overrides: [{key: a, limit: 1, window: 1s, on_expiry: release}]",
+			"policies[0].overrides[0].on_expiry: unknown field"},
+		{"algorithm: concurrency, limit: 1, ttl: 1s, on_expiry: release",
+			"policies[0].on_expiry: is not for concurrency"},
 		{"algorithm: concurrency, limit: 1, ttl: 1s, estimate: 3", "policies[0].estimate: is not for concurrency"},
 		{"algorithm: concurrency, limit: 1, ttl: 1s, prices: {a: 1}", "policies[0].prices: is not for concurrency"},
 		{"algorithm: concurrency, limit: 1, ttl: 1s, max_debt: 1", "policies[0].max_debt: is a parameter of"},
 		{month + ", anchor: 0", "policies[0].anchor: "},
 		{month + ", anchor: 32", "policies[0].anchor: "},
-		{"algorithm: fixed_window, align: calendar, window: day, limit: 1, anchor: 2", "policies[0].anchor: is the day on which a calendar month begins"},
-		{"algorithm: fixed_window, window: 1m, limit: 1, anchor: 2", "policies[0].anchor: is the day on which a calendar month begins"},
-		{"algorithm: token_bucket, window: 1m, limit: 1, anchor: 2", "policies[0].anchor: is a parameter of fixed_window"},
-		{"algorithm: fixed_window, align: calendar, window: hour, limit: 1, carry_debt: true", "policies[0].carry_debt: is for fixed_window only, and not for minutes and hours of the calendar"},
-		{"algorithm: token_bucket, window: 1m, limit: 1, carry_debt: true", "policies[0].carry_debt: is a parameter of fixed_window"},
+		{"algorithm: fixed_window, align: calendar, window: day, limit: 1, anchor: 2",
+			"policies[0].anchor: is the day on which a calendar month begins"},
+		{"algorithm: fixed_window, window: 1m, limit: 1, anchor: 2",
+			"policies[0].anchor: is the day on which a calendar month begins"},
+		{"algorithm: token_bucket, window: 1m, limit: 1, anchor: 2",
+			"policies[0].anchor: is a parameter of fixed_window"},
+		{"algorithm: fixed_window, align: calendar, window: hour, limit: 1, carry_debt: true",
+			"policies[0].carry_debt: is for fixed_window only, and not for minutes and hours of the calendar"},
+		{"algorithm: token_bucket, window: 1m, limit: 1, carry_debt: true",
+			"policies[0].carry_debt: is a parameter of fixed_window"},
 		{log + ", max_debt: 0", "policies[0].max_debt: "},
 		{"limit: -1, max_debt: 3", "policies[0].max_debt: is for a limit, and this one is unlimited"},
 		{"limit: -1, carry_debt: true", "policies[0].carry_debt: is for a limit, and this one is unlimited"},

@@ -48,7 +48,8 @@ func (d *decoder) share(f strictyaml.Field) (int64, bool) {
 	v, err := strconv.ParseFloat(text, 64)
 	millionths := int64(math.Round(v * WarnAtWhole))
 	if err != nil || !(v > 0 && v <= 1) || millionths == 0 {
-		d.Fail(f.Node, f.Path, "%s is not between 0.000001 and 1: write 0.8 for 80 %% of the limit", strictyaml.Show(text))
+		d.Fail(f.Node, f.Path, "%s is not between 0.000001 and 1: write 0.8 for 80 %% of the limit",
+			strictyaml.Show(text))
 		return 0, false
 	}
 	return millionths, true

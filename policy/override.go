@@ -29,12 +29,14 @@ const overridden = "override"
 // Valid returns what is wrong with an override; nil: nothing. It does not know the policy, and does not parse Settings.
 func (o *Override) Valid() *limit.Error {
 	if !limit.ValidPolicyName(o.Policy) {
-		return limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+		return limit.NewError(limit.Invalid, "policy",
+			"is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 	}
 	subject, field := o.Key, "key"
 	switch {
 	case o.Key != "" && o.Prefix != "":
-		return limit.NewError(limit.Invalid, "prefix", "stands beside key: an override is for one key or for one prefix")
+		return limit.NewError(limit.Invalid, "prefix",
+			"stands beside key: an override is for one key or for one prefix")
 	case o.Prefix != "":
 		subject, field = o.Prefix, "prefix"
 	}
@@ -76,7 +78,8 @@ func (p *Policy) accept(o Override) (Rule, *limit.Error) {
 			compiled := d.override(f, p.fields, p, true)
 			rule.Limits, rule.Unlimited, rule.Blocked = compiled.Limits, compiled.Unlimited, compiled.Blocked
 			if p.Ban != 0 && counts(rule.Limits) {
-				d.Fail(root, overridden+".limits", "count refused checks, and the policy has a ban, which makes refusals last in another way: use one of them")
+				d.Fail(root, overridden+".limits",
+					"count refused checks, and the policy has a ban, which makes refusals last in another way: use one of them")
 			}
 		}
 	}
@@ -89,7 +92,8 @@ func (p *Policy) accept(o Override) (Rule, *limit.Error) {
 	first := mistakes[max(about, 0)]
 	rest, ok := strings.CutPrefix(first.Field, overridden)
 	if !ok && first.Field != "" {
-		return rule, limit.NewError(limit.Invalid, "settings", "do not suit the policy: its "+first.Field+" "+first.Message)
+		return rule, limit.NewError(limit.Invalid, "settings",
+			"do not suit the policy: its "+first.Field+" "+first.Message)
 	}
 	return rule, limit.NewError(limit.Invalid, "settings"+rest, first.Message)
 }

@@ -35,11 +35,14 @@ const (
 // of the list for that limit; each limit has its own parameters.
 var (
 	ownParameters    = []string{"limit", "window", "ttl", "capacity"}
-	sharedParameters = []string{"algorithm", "align", "time_zone", "anchor", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}
-	limitParameters  = slices.Concat(ownParameters, sharedParameters)
-	limitFields      = append(slices.Clone(limitParameters), "limits")
-	policyFields     = slices.Concat([]string{"name"}, limitParameters,
-		[]string{"limits", "overrides", "on_error", "shadow", "warn_at", "ban", "candidate", "consistency", "durability", "persist", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate", "on_expiry"})
+	sharedParameters = []string{"algorithm", "align", "time_zone", "anchor", "slots", "count_denied", "max_log",
+		"carry_debt", "max_debt"}
+	limitParameters = slices.Concat(ownParameters, sharedParameters)
+	limitFields     = append(slices.Clone(limitParameters), "limits")
+	policyFields    = slices.Concat([]string{"name"}, limitParameters,
+		[]string{"limits", "overrides", "on_error", "shadow", "warn_at", "ban", "candidate", "consistency",
+			"durability", "persist", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate",
+			"initial_estimate", "on_expiry"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
 )
 
@@ -164,7 +167,8 @@ func (d *decoder) needsLimit(f strictyaml.Field, limited bool) {
 // ban reads how long a key is banned. The policy's rules must have been read.
 func (d *decoder) ban(f strictyaml.Field, p *Policy) {
 	p.Ban, _ = d.duration(f)
-	if counts(p.Limits) || counts(p.Candidate) || slices.ContainsFunc(p.overrides, func(r Rule) bool { return counts(r.Limits) }) {
+	if counts(p.Limits) || counts(p.Candidate) ||
+		slices.ContainsFunc(p.overrides, func(r Rule) bool { return counts(r.Limits) }) {
 		d.Fail(f.Key, f.Path, "stands beside count_denied, which makes refusals last in another way: use one of them")
 	}
 }
@@ -232,7 +236,8 @@ func (d *decoder) candidate(one strictyaml.Field, p *Policy, right bool) {
 	case p.Concurrency || other.Concurrency:
 		d.Fail(one.Key, one.Path, "is not for concurrency: a lease of the one has no meaning for the other")
 	case p.Limits == nil:
-		d.Fail(one.Key, one.Path, "stands beside limit: -1, under which nothing is decided: give the policy a limit, with shadow: true if it is to admit everything")
+		d.Fail(one.Key, one.Path,
+			"stands beside limit: -1, under which nothing is decided: give the policy a limit, with shadow: true if it is to admit everything")
 	case other.Limits == nil:
 		d.Fail(one.Key, one.Path, "is unlimited: it would admit everything")
 	default:
@@ -253,7 +258,8 @@ func ruleOf(l algo.Limit) Rule {
 // overrides compiles the policy's overrides; right says whether the policy's own limits are valid.
 func (d *decoder) overrides(policy strictyaml.Fields, p *Policy, right bool) {
 	lines := make(map[[2]string]int)
-	for f := range d.Maps(policy.Field("overrides"), "overrides, such as {key: admin, unlimited: true}", overrideFields) {
+	for f := range d.Maps(policy.Field("overrides"), "overrides, such as {key: admin, unlimited: true}",
+		overrideFields) {
 		subject, known := d.subject(f)
 		rule := d.override(f, policy, p, right)
 		if !known {
@@ -317,7 +323,8 @@ func (d *decoder) override(f strictyaml.Fields, policy strictyaml.Fields, p *Pol
 		return Rule{}
 	}
 	for _, more := range said[1:] {
-		d.Fail(more.Key, more.Path, "stands beside %s: an override has one of limit, limits, unlimited and blocked", said[0].Name)
+		d.Fail(more.Key, more.Path, "stands beside %s: an override has one of limit, limits, unlimited and blocked",
+			said[0].Name)
 	}
 	var rule Rule
 	for _, word := range f.Only([]string{"unlimited", "blocked"}) {
@@ -341,7 +348,8 @@ func (d *decoder) override(f strictyaml.Fields, policy strictyaml.Fields, p *Pol
 }
 
 // changed compiles an override that changes parameters of the policy's only limit.
-func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy strictyaml.Fields, p *Policy, right bool) Rule {
+func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy strictyaml.Fields, p *Policy,
+	right bool) Rule {
 	if policy.Has("limits") {
 		d.Fail(own[0].Key, own[0].Path, "cannot change a policy of several limits: write limits here too")
 		return Rule{}
@@ -351,7 +359,8 @@ func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy st
 	}
 	merged := strictyaml.Fields{Path: f.Path, At: f.At, List: own}
 	if number, given := merged.Get("limit"); given && !policy.Has("algorithm") && !isUnlimited(number.Node) {
-		d.Fail(number.Node, strictyaml.Join(policy.Path, "algorithm"), "is missing: the policy itself is unlimited, but this limit needs one: add it there, or write limits: [10/1m] in the override")
+		d.Fail(number.Node, strictyaml.Join(policy.Path, "algorithm"),
+			"is missing: the policy itself is unlimited, but this limit needs one: add it there, or write limits: [10/1m] in the override")
 		return Rule{}
 	}
 	for _, one := range policy.Only(limitParameters) {
@@ -365,8 +374,10 @@ func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy st
 	}
 	// A bucket admits up to its capacity at once. A higher limit alone would not change that.
 	raised, given := strictyaml.Fields{List: own}.Get("limit")
-	if given && !(strictyaml.Fields{List: own}).Has("capacity") && l.Capacity != 0 && l.Limit > max(l.Capacity, p.Limits[0].Limit) {
-		d.Fail(raised.Node, raised.Path, "is above the policy's capacity, %d, which it keeps: write capacity here too", l.Capacity)
+	if given && !(strictyaml.Fields{List: own}).Has("capacity") && l.Capacity != 0 &&
+		l.Limit > max(l.Capacity, p.Limits[0].Limit) {
+		d.Fail(raised.Node, raised.Path, "is above the policy's capacity, %d, which it keeps: write capacity here too",
+			l.Capacity)
 		return Rule{}
 	}
 	return ruleOf(l)
@@ -414,7 +425,8 @@ func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check 
 		wrong := err.(*algo.FieldError)
 		for i, n := range nodes {
 			if field, ok := strings.CutPrefix(wrong.Field, strictyaml.Element("limits", i)+"."); ok {
-				d.Fail(strictyaml.Value(n), strictyaml.Join(strictyaml.Element(list.Path, i), field), "%s", wrong.Message)
+				d.Fail(strictyaml.Value(n), strictyaml.Join(strictyaml.Element(list.Path, i), field), "%s",
+					wrong.Message)
 			}
 		}
 		return nil, false
@@ -424,7 +436,8 @@ func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check 
 
 // limitAt compiles one element of a list of limits. It notes in used which of the shared parameters the element has
 // taken.
-func (d *decoder) limitAt(n *yaml.Node, path string, shared []strictyaml.Field, used map[string]bool) (algo.Limit, bool) {
+func (d *decoder) limitAt(n *yaml.Node, path string, shared []strictyaml.Field,
+	used map[string]bool) (algo.Limit, bool) {
 	var f strictyaml.Fields
 	var ok bool
 	if n.Kind == yaml.ScalarNode {
@@ -621,8 +634,10 @@ func (d *decoder) shape(f strictyaml.Fields, l *algo.Limit, off bool) bool {
 		var day int64
 		day, good = d.Integer(anchor, 1, 31)
 		ok = ok && good
-		if l.Anchor = int8(day); good && ok && l.Period != algo.Month && (l.Algorithm == algo.FixedWindow || l.Algorithm == 0) {
-			d.Fail(anchor.Key, anchor.Path, "is the day on which a calendar month begins: add align: calendar and window: month, or remove it")
+		if l.Anchor = int8(day); good && ok && l.Period != algo.Month &&
+			(l.Algorithm == algo.FixedWindow || l.Algorithm == 0) {
+			d.Fail(anchor.Key, anchor.Path,
+				"is the day on which a calendar month begins: add align: calendar and window: month, or remove it")
 			ok = false
 		}
 	}
@@ -677,7 +692,8 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 	if answer == "share" && !p.Strict {
 		p.OnError = Share
 		if p.Concurrency {
-			d.Fail(onError.Node, onError.Path, "share is not for concurrency: a lease that nobody but the asked node knows cannot be renewed or released")
+			d.Fail(onError.Node, onError.Path,
+				"share is not for concurrency: a lease that nobody but the asked node knows cannot be renewed or released")
 		}
 	}
 	if start == "closed" {
@@ -685,15 +701,18 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 	}
 	d.persist(f, p)
 	if p.Concurrency && p.Durability == Escrow {
-		d.Fail(durability.Node, durability.Path, "escrow is not for concurrency: leases used up ahead could never be released: use sync")
+		d.Fail(durability.Node, durability.Path,
+			"escrow is not for concurrency: leases used up ahead could never be released: use sync")
 	}
 	if !p.Strict {
 		return
 	}
-	p.strict = &Error{File: d.File, Line: consistency.Node.Line, Column: consistency.Node.Column, Field: consistency.Path,
+	p.strict = &Error{File: d.File, Line: consistency.Node.Line, Column: consistency.Node.Column,
+		Field:   consistency.Path,
 		Message: "strict needs voters: give all nodes the same voters, or use available"}
 	if answer == "open" || answer == "share" {
-		d.Fail(onError.Node, onError.Path, "%s would admit what strict must not: use closed, the default under strict", answer)
+		d.Fail(onError.Node, onError.Path, "%s would admit what strict must not: use closed, the default under strict",
+			answer)
 	}
 	enough := "escrow or sync"
 	if p.Concurrency {
@@ -701,7 +720,8 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 	}
 	switch {
 	case !f.Has("durability"):
-		d.Fail(consistency.Node, consistency.Path, "strict needs a durability of %s, and the default is async: add it, such as durability: sync", enough)
+		d.Fail(consistency.Node, consistency.Path,
+			"strict needs a durability of %s, and the default is async: add it, such as durability: sync", enough)
 	case copies == "none", copies == "async":
 		d.Fail(durability.Node, durability.Path, "%s is too little for consistency: strict: use %s", copies, enough)
 	}
@@ -719,6 +739,7 @@ func (d *decoder) persist(f strictyaml.Fields, p *Policy) {
 	p.persist = &Error{File: d.File, Line: one.Node.Line, Column: one.Node.Column, Field: one.Path,
 		Message: "true needs a data directory, in which this node keeps counters: give data-dir, or leave persist out"}
 	if p.Strict {
-		d.Fail(one.Node, one.Path, "true is not for consistency: strict: which disk has the last counts is not known there; leave one of the two out")
+		d.Fail(one.Node, one.Path,
+			"true is not for consistency: strict: which disk has the last counts is not known there; leave one of the two out")
 	}
 }

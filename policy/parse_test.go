@@ -83,23 +83,33 @@ func TestMistakesOfBytes(t *testing.T) {
 		title, text string
 		want        []string // beginnings
 	}{
-		{"not UTF-8", "policies:\n  - name: é\xff\n", []string{"2:12: the file is not valid UTF-8 here: save it as UTF-8"}},
-		{"UTF-8 byte order mark", "\ufeffpolicies: []\n", []string{"1:1: the file begins with a byte order mark: save it as UTF-8 without one"}},
+		{"not UTF-8", "policies:\n  - name: é\xff\n",
+			[]string{"2:12: the file is not valid UTF-8 here: save it as UTF-8"}},
+		{"UTF-8 byte order mark", "\ufeffpolicies: []\n",
+			[]string{"1:1: the file begins with a byte order mark: save it as UTF-8 without one"}},
 		{"UTF-16", "\xff\xfep\x00", []string{"1:1: the file is in UTF-16: save it as UTF-8"}},
 		{"UTF-16, the other way round", "\xfe\xff\x00p", []string{"1:1: the file is in UTF-16: save it as UTF-8"}},
-		{"too large", strings.Repeat("#", 16<<20+1), []string{"1:1: the file is too large: 16777217 bytes, where 16777216 are allowed"}},
-		{"too deep", "policies: " + strings.Repeat("[", 20000), []string{"1:10011: is not valid YAML: exceeded max depth of 10000"}},
-		{"a syntax error in a large file", strings.Repeat("#\n", 1<<18) + "a: b: c\n", []string{"262145:1: is not valid YAML near here: mapping values"}},
-		{"a control character", "policies: []\n# a \a bell\n", []string{"2:5: is not valid YAML: control characters are not allowed"}},
-		{"a long name", "policies: [{name: " + long + ", limits: [1/1s]}]", []string{"1:19: policies[0].name: has 129 characters: at most 128 are allowed"}},
-		{"a long key", "policies: [{name: a, limits: [1/1s], overrides: [{key: " + strings.Repeat("é", 513) + ", blocked: true}]}]",
+		{"too large", strings.Repeat("#", 16<<20+1),
+			[]string{"1:1: the file is too large: 16777217 bytes, where 16777216 are allowed"}},
+		{"too deep", "policies: " + strings.Repeat("[", 20000),
+			[]string{"1:10011: is not valid YAML: exceeded max depth of 10000"}},
+		{"a syntax error in a large file", strings.Repeat("#\n", 1<<18) + "a: b: c\n",
+			[]string{"262145:1: is not valid YAML near here: mapping values"}},
+		{"a control character", "policies: []\n# a \a bell\n",
+			[]string{"2:5: is not valid YAML: control characters are not allowed"}},
+		{"a long name", "policies: [{name: " + long + ", limits: [1/1s]}]",
+			[]string{"1:19: policies[0].name: has 129 characters: at most 128 are allowed"}},
+		{"a long key", "policies: [{name: a, limits: [1/1s], overrides: [{key: " + strings.Repeat("é", 513) +
+			", blocked: true}]}]",
 			[]string{"1:56: policies[0].overrides[0].key: has 1026 bytes: at most 1024 are allowed"}},
 		{"a long field", long + ": 1", []string{`1:1: "` + long[:40] + `…": unknown field`}},
 		{"a long number", "policies: [{name: a, limits: [{limit: 1" + strings.Repeat("0", 99) + ", window: 1s}]}]",
 			[]string{"1:39: policies[0].limits[0].limit: is too large: the largest is 9007199254740992"}},
-		{"Windows line ends", "policies:\r\n  - name: a\r\n    limits: [1/0s]\r\n", []string{"3:16: policies[0].limits[0].window: must not be zero: the shortest is 1ms"}},
+		{"Windows line ends", "policies:\r\n  - name: a\r\n    limits: [1/0s]\r\n",
+			[]string{"3:16: policies[0].limits[0].window: must not be zero: the shortest is 1ms"}},
 		{"columns are characters", "policies: [{name: é, shadow: 1}]", []string{
-			"1:12: policies[0].limit: is missing", "1:19: policies[0].name: contains 'é'", "1:30: policies[0].shadow: must be true or false"}},
+			"1:12: policies[0].limit: is missing", "1:19: policies[0].name: contains 'é'",
+			"1:30: policies[0].shadow: must be true or false"}},
 	} {
 		t.Run(test.title, func(t *testing.T) {
 			got := parseErrors(t, test.text)
@@ -140,13 +150,15 @@ func TestAliases(t *testing.T) {
 
 func TestManyMistakes(t *testing.T) {
 	got := parseErrors(t, "policies: ["+strings.Repeat("x,\n", 5000)+"]")
-	if len(got) != strictyaml.MaxErrors+1 || got[strictyaml.MaxErrors] != "1001:1: too many mistakes: this one and the rest are not listed" {
+	if len(got) != strictyaml.MaxErrors+1 ||
+		got[strictyaml.MaxErrors] != "1001:1: too many mistakes: this one and the rest are not listed" {
 		t.Errorf("%d, the last %q", len(got), got[len(got)-1])
 	}
 }
 
 func TestEmpty(t *testing.T) {
-	for _, text := range []string{"", "\n", "# nothing yet\n", "---\n", "---\n...\n", "{}", "policies:", "policies: []", "policies: null # later\n", "~"} {
+	for _, text := range []string{"", "\n", "# nothing yet\n", "---\n", "---\n...\n", "{}", "policies:", "policies: []",
+		"policies: null # later\n", "~"} {
 		s, err := Parse("f", []byte(text))
 		if err != nil || len(s.Policies()) != 0 {
 			t.Errorf("%q: %v %v", text, s, err)
@@ -196,7 +208,8 @@ func TestDocumented(t *testing.T) {
 	want := []string{"login:2", "payout:11", "report:17"}
 	expect.True(t, slices.Equal(names, want), "got %q, want %q", names, want)
 	login := mustGet(t, s, "login")
-	if want := (algo.Limits{{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute}}); !slices.Equal(login.Limits, want) {
+	if want := (algo.Limits{{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute}}); !slices.Equal(login.Limits,
+		want) {
 		t.Errorf("login: %+v", login.Limits)
 	}
 	r := login.Rule("admin")
@@ -227,14 +240,17 @@ func TestGuarantees(t *testing.T) {
 		{"limits: [1/1s], durability: escrow, cold_start: closed", Policy{Durability: Escrow, ColdStart: ColdClosed}},
 		{"limits: [1/1s], on_error: share", Policy{OnError: Share}},
 		{"limits: [1/1s], durability: sync, on_error: closed", Policy{Durability: Sync, OnError: Closed}},
-		{"limits: [1/1s], durability: escrow, consistency: strict", Policy{Durability: Escrow, Strict: true, OnError: Closed}},
+		{"limits: [1/1s], durability: escrow, consistency: strict",
+			Policy{Durability: Escrow, Strict: true, OnError: Closed}},
 		{"limits: [1/1s], durability: sync, consistency: strict, on_error: closed, cold_start: closed, shadow: true",
 			Policy{Durability: Sync, Strict: true, OnError: Closed, ColdStart: ColdClosed, Shadow: true}},
 		{"limits: [1/1s], max_keys: 5, max_memory: 64MiB", Policy{MaxKeys: 5, MaxMemory: 64 << 20}},
 		{"limits: [1/1s], max_memory: 1000000", Policy{MaxMemory: 1_000_000}},
-		{"limit: -1, durability: escrow, consistency: strict", Policy{Durability: Escrow, Strict: true, OnError: Closed}},
+		{"limit: -1, durability: escrow, consistency: strict",
+			Policy{Durability: Escrow, Strict: true, OnError: Closed}},
 		{"algorithm: concurrency, limit: 1, ttl: 1s", Policy{Concurrency: true}},
-		{"algorithm: concurrency, limit: 1, ttl: 1s, durability: none, cold_start: closed", Policy{Concurrency: true, Durability: None, ColdStart: ColdClosed}},
+		{"algorithm: concurrency, limit: 1, ttl: 1s, durability: none, cold_start: closed",
+			Policy{Concurrency: true, Durability: None, ColdStart: ColdClosed}},
 		{"algorithm: concurrency, limit: 1, ttl: 1s, durability: sync, consistency: strict",
 			Policy{Concurrency: true, Durability: Sync, Strict: true, OnError: Closed}},
 	} {
@@ -248,7 +264,8 @@ func TestGuarantees(t *testing.T) {
 	}
 	for word, value := range map[string]fmt.Stringer{
 		"none": None, "async": Async, "escrow": Escrow, "sync": Sync, "open": ColdOpen, "closed": ColdClosed,
-		"durability(4)": Sync + 1, "cold_start(2)": ColdClosed + 1, "on_error(3)": Share + 1, // of a program's own making
+		// of a program's own making
+		"durability(4)": Sync + 1, "cold_start(2)": ColdClosed + 1, "on_error(3)": Share + 1,
 	} {
 		expect.True(t, value.String() == word, "%s is written %v", word, value)
 	}
@@ -258,9 +275,11 @@ func TestGuarantees(t *testing.T) {
 func TestCandidate(t *testing.T) {
 	without := mustParse(t, "policies: [{name: p, limits: [5/1m]}]")
 	for fields, want := range map[string]algo.Limits{
-		"{algorithm: token_bucket, limit: 5, window: 1m, capacity: 9}": {{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Minute, Capacity: 9}},
+		"{algorithm: token_bucket, limit: 5, window: 1m, capacity: 9}": {{Algorithm: algo.TokenBucket, Limit: 5,
+			Window: time.Minute, Capacity: 9}},
 		"{limits: [5/1m, 9/1h], algorithm: fixed_window}": {
-			{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Minute}, {Algorithm: algo.FixedWindow, Limit: 9, Window: time.Hour},
+			{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Minute},
+			{Algorithm: algo.FixedWindow, Limit: 9, Window: time.Hour},
 		},
 	} {
 		s := mustParse(t, "policies: [{name: p, limits: [5/1m], candidate: "+fields+"}]")
@@ -274,7 +293,8 @@ func TestCandidate(t *testing.T) {
 // TestWarnAt: a share of the limit in millionths, which is part of what a policy means.
 func TestWarnAt(t *testing.T) {
 	without := mustParse(t, "policies: [{name: p, limits: [5/1m]}]")
-	for text, want := range map[string]int64{"0.8": 800_000, "1": WarnAtWhole, "1.0": WarnAtWhole, "0.07": 70_000, "0.000001": 1, "0.3333333": 333_333, "5e-1": 500_000} {
+	for text, want := range map[string]int64{"0.8": 800_000, "1": WarnAtWhole, "1.0": WarnAtWhole, "0.07": 70_000,
+		"0.000001": 1, "0.3333333": 333_333, "5e-1": 500_000} {
 		s := mustParse(t, "policies: [{name: p, limits: [5/1m], warn_at: "+text+"}]")
 		expect.Equal(t, mustGet(t, s, "p").WarnAt, want, "%s", text)
 		expect.True(t, s.Hash() != without.Hash(), "%s: the hash is that of the policy without", text)
@@ -285,7 +305,8 @@ func TestWarnAt(t *testing.T) {
 // TestBan: how long a ban lasts is part of what a policy means.
 func TestBan(t *testing.T) {
 	hashes := make(map[string]string)
-	for text, want := range map[string]time.Duration{"1h": time.Hour, "60m": time.Hour, "1d12h": 36 * time.Hour, "1ms": time.Millisecond} {
+	for text, want := range map[string]time.Duration{"1h": time.Hour, "60m": time.Hour, "1d12h": 36 * time.Hour,
+		"1ms": time.Millisecond} {
 		s := mustParse(t, "policies: [{name: p, limits: [5/1m], count_denied: false, algorithm: sliding_log, ban: "+text+"}]")
 		expect.Equal(t, mustGet(t, s, "p").Ban, want, "%s", text)
 		hashes[s.Hash()] = text
@@ -335,21 +356,28 @@ func TestMeaning(t *testing.T) {
 		fields string
 		want   algo.Limits
 	}{
-		{"limits: [10/1s, '1_000/1h', \"5/1d12h\"]", algo.Limits{log(10, time.Second), log(1000, time.Hour), log(5, 36*time.Hour)}},
+		{"limits: [10/1s, '1_000/1h', \"5/1d12h\"]",
+			algo.Limits{log(10, time.Second), log(1000, time.Hour), log(5, 36*time.Hour)}},
 		{"algorithm: sliding_window, slots: 6, limits: [10/1s, {limit: 7, window: 1m, slots: 60}]", algo.Limits{
 			{Algorithm: algo.SlidingWindow, Limit: 10, Window: time.Second, Slots: 6},
 			{Algorithm: algo.SlidingWindow, Limit: 7, Window: time.Minute, Slots: 60}}},
-		{"count_denied: true, limits: [1/1s, {algorithm: token_bucket, limit: 2, window: 1m, capacity: 9}]", algo.Limits{
-			{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Second, CountDenied: true},
-			{Algorithm: algo.TokenBucket, Limit: 2, Window: time.Minute, Capacity: 9}}},
+		{"count_denied: true, limits: [1/1s, {algorithm: token_bucket, limit: 2, window: 1m, capacity: 9}]",
+			algo.Limits{
+				{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Second, CountDenied: true},
+				{Algorithm: algo.TokenBucket, Limit: 2, Window: time.Minute, Capacity: 9}}},
 		{"algorithm: fixed_window, align: calendar, time_zone: UTC, limits: [5/hour, 50/month]", algo.Limits{
-			{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Hour}, {Algorithm: algo.FixedWindow, Limit: 50, Period: algo.Month}}},
-		{"algorithm: fixed_window, align: first_hit, limit: 5, window: 1h", algo.Limits{{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Hour}}},
-		{"algorithm: leaky_bucket, limit: 4, window: 1s, capacity: 10", algo.Limits{{Algorithm: algo.LeakyBucket, Limit: 4, Window: time.Second, Capacity: 10}}},
-		{"algorithm: concurrency, limit: 4, ttl: 30s", algo.Limits{{Algorithm: algo.Concurrency, Limit: 4, Window: 30 * time.Second}}},
+			{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Hour},
+			{Algorithm: algo.FixedWindow, Limit: 50, Period: algo.Month}}},
+		{"algorithm: fixed_window, align: first_hit, limit: 5, window: 1h",
+			algo.Limits{{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Hour}}},
+		{"algorithm: leaky_bucket, limit: 4, window: 1s, capacity: 10",
+			algo.Limits{{Algorithm: algo.LeakyBucket, Limit: 4, Window: time.Second, Capacity: 10}}},
+		{"algorithm: concurrency, limit: 4, ttl: 30s",
+			algo.Limits{{Algorithm: algo.Concurrency, Limit: 4, Window: 30 * time.Second}}},
 		{"algorithm: sliding_log, limit: 20_000_000, window: 1m, max_log: 20_000_000",
 			algo.Limits{{Algorithm: algo.SlidingLog, Limit: 20_000_000, Window: time.Minute, MaxLog: 20_000_000}}},
-		{"algorithm: sliding_counter, limit: 9007199254740992, window: 366d", algo.Limits{{Algorithm: algo.SlidingCounter, Limit: 1 << 53, Window: algo.MaxWindow}}},
+		{"algorithm: sliding_counter, limit: 9007199254740992, window: 366d",
+			algo.Limits{{Algorithm: algo.SlidingCounter, Limit: 1 << 53, Window: algo.MaxWindow}}},
 		{"limit: -1", nil},
 		{"limit: -1, algorithm: token_bucket, window: 1m", nil},
 		{"limit: -1, algorithm: sliding_log, count_denied: false", nil},
@@ -398,7 +426,8 @@ func TestOverridesKeepTheRest(t *testing.T) {
     overrides:
       - {prefix: "x", limits: [7/1s]}
 `)
-	bucket, leases, daily, free := mustGet(t, s, "bucket"), mustGet(t, s, "leases"), mustGet(t, s, "daily"), mustGet(t, s, "free")
+	bucket, leases, daily, free := mustGet(t, s, "bucket"), mustGet(t, s, "leases"), mustGet(t, s, "daily"),
+		mustGet(t, s, "free")
 	token := func(limit int64, window time.Duration, capacity int64) algo.Limit {
 		return algo.Limit{Algorithm: algo.TokenBucket, Limit: limit, Window: window, Capacity: capacity}
 	}
@@ -452,11 +481,15 @@ func TestOverridesAndCapacity(t *testing.T) {
 			{"limit: 3, window: 1m, capacity: 9", "limit: -1", ""},
 			{"limit: 3, window: 1m", "limit: 20", ""},
 			{"limit: 30, window: 1m, capacity: 9", "limit: 20", ""},
-			{"limit: 3, window: 1m, capacity: 9", "limit: 20", "limit: is above the policy's capacity, 9, which it keeps: write capacity here too"},
-			{"limit: 3, window: 1m, capacity: 9", "limit: 10, window: 1h", "limit: is above the policy's capacity, 9, which it keeps: write capacity here too"},
-			{"limit: 30, window: 1m, capacity: 9", "limit: 31", "limit: is above the policy's capacity, 9, which it keeps: write capacity here too"},
+			{"limit: 3, window: 1m, capacity: 9", "limit: 20",
+				"limit: is above the policy's capacity, 9, which it keeps: write capacity here too"},
+			{"limit: 3, window: 1m, capacity: 9", "limit: 10, window: 1h",
+				"limit: is above the policy's capacity, 9, which it keeps: write capacity here too"},
+			{"limit: 30, window: 1m, capacity: 9", "limit: 31",
+				"limit: is above the policy's capacity, 9, which it keeps: write capacity here too"},
 			{"limit: -1", "capacity: 9", "capacity: is for a limit, and this one is unlimited: remove it"},
-			{"limit: 3, window: 1m", "limit: -1, capacity: 9", "capacity: is for a limit, and this one is unlimited: remove it"},
+			{"limit: 3, window: 1m", "limit: -1, capacity: 9",
+				"capacity: is for a limit, and this one is unlimited: remove it"},
 		} {
 			got := parseErrors(t, "policies: [{name: p, algorithm: "+algorithm+", "+test.policy+", overrides: [{key: a, "+test.override+"}]}]")
 			switch {
@@ -503,21 +536,27 @@ func TestReference(t *testing.T) {
 		policy, key string
 		want        Rule // without key and prefix
 	}{
-		{"login", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute, CountDenied: true}}}},
-		{"login", "partner:7", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 50, Window: time.Minute, CountDenied: true}}}},
+		{"login", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute,
+			CountDenied: true}}}},
+		{"login", "partner:7", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 50, Window: time.Minute,
+			CountDenied: true}}}},
 		{"login", "partner:acme:7", Rule{Unlimited: true}},
 		{"login", "partner:acme:bot", Rule{Blocked: true}},
 		{"api", "alice", Rule{Limits: algo.Limits{
-			{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Second}, {Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Hour}}}},
+			{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Second},
+			{Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Hour}}}},
 		{"api", "1001", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 100, Window: time.Second}}}},
-		{"burst", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.TokenBucket, Limit: 3, Window: time.Minute, Capacity: 9}}}},
+		{"burst", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.TokenBucket, Limit: 3, Window: time.Minute,
+			Capacity: 9}}}},
 		{"mixed", "alice", Rule{Limits: algo.Limits{
 			{Algorithm: algo.SlidingWindow, Limit: 100, Window: time.Second, Slots: 20},
 			{Algorithm: algo.SlidingWindow, Limit: 5000, Window: time.Hour, Slots: 60},
 			{Algorithm: algo.TokenBucket, Limit: 50_000, Window: 24 * time.Hour, Capacity: 1000}}}},
-		{"export", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.Concurrency, Limit: 4, Window: 30 * time.Second}}}},
+		{"export", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.Concurrency, Limit: 4,
+			Window: 30 * time.Second}}}},
 		{"tenants", "alice", Rule{Unlimited: true}},
-		{"tenants", "acme:bot", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 100, Window: time.Minute}}}},
+		{"tenants", "acme:bot", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 100,
+			Window: time.Minute}}}},
 	} {
 		got := *mustGet(t, s, test.policy).Rule(test.key)
 		expect.True(t, slices.Equal(got.Limits, test.want.Limits) && got.Unlimited == test.want.Unlimited &&
@@ -597,7 +636,8 @@ func FuzzParse(f *testing.F) {
 		text, _, _ := strings.Cut(rest, "--- mistakes\n")
 		f.Add([]byte(text))
 	}
-	for _, text := range []string{"", "\ufeff", "\xff", "a\u2028b: [", "policies: &a [*a]", "- ? - ? [", "policies:\r\n- {name: \"\\xff\", limits: [1/1s]}",
+	for _, text := range []string{"", "\ufeff", "\xff", "a\u2028b: [", "policies: &a [*a]", "- ? - ? [",
+		"policies:\r\n- {name: \"\\xff\", limits: [1/1s]}",
 		"policies: [{limit: -1, overrides: [{limit}]}]"} {
 		f.Add([]byte(text))
 	}

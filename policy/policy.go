@@ -122,15 +122,16 @@ type Policy struct {
 	Concurrency bool
 	Line        int // of the policy's first field in its file, counted from 1
 
-	strict    *Error // the position of consistency: strict, for NeedVoters; nil when not Strict
-	persist   *Error // the position of persist, for NeedDirectory; nil without Persist
-	own       Rule
-	fields    strictyaml.Fields // of its limits; overrides take missing parameters from here
-	file      *Policy           // of a result of WithOverrides: the policy in the file
-	overrides []Rule            // in the order of the file, then those of WithOverrides; exact and prefixes point into it
-	exact     map[string]*Rule  // by key
-	prefixes  map[string]*Rule  // by prefix
-	lengths   []int             // of the prefixes, the longest first, without repetitions
+	strict  *Error // the position of consistency: strict, for NeedVoters; nil when not Strict
+	persist *Error // the position of persist, for NeedDirectory; nil without Persist
+	own     Rule
+	fields  strictyaml.Fields // of its limits; overrides take missing parameters from here
+	file    *Policy           // of a result of WithOverrides: the policy in the file
+	// in the order of the file, then those of WithOverrides; exact and prefixes point into it
+	overrides []Rule
+	exact     map[string]*Rule // by key
+	prefixes  map[string]*Rule // by prefix
+	lengths   []int            // of the prefixes, the longest first, without repetitions
 }
 
 // Rule is the limits of a key.

@@ -172,7 +172,8 @@ func TestCopies(t *testing.T) {
 			mean := float64(Partitions) / float64(n)
 			for _, name := range list {
 				if both := float64(owns[name]+copies[name]) / (2 * mean); both > 1.4 || both < 0.6 {
-					t.Errorf("%d members: %s owns %d partitions and has copies of %d; the mean is %.0f", n, name, owns[name], copies[name], mean)
+					t.Errorf("%d members: %s owns %d partitions and has copies of %d; the mean is %.0f", n, name,
+						owns[name], copies[name], mean)
 				}
 			}
 			if n < 3 || n > 10 {
@@ -210,7 +211,8 @@ func TestPlacementIsPinned(t *testing.T) {
 
 func TestFingerprintsDiffer(t *testing.T) {
 	seen := map[uint64]string{}
-	for _, members := range [][]string{nil, {"a"}, {"b"}, {"ab"}, {"a", "b"}, {"a", "b", "c"}, {"ab", "c"}, {"a", "bc"}} {
+	for _, members := range [][]string{nil, {"a"}, {"b"}, {"ab"}, {"a", "b"}, {"a", "b", "c"}, {"ab", "c"},
+		{"a", "bc"}} {
 		f := Build(members).Fingerprint()
 		other, dup := seen[f]
 		expect.True(t, !dup, "%q has the fingerprint of %s", members, other)

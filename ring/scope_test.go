@@ -108,7 +108,8 @@ func spread(t *testing.T, s Scope, keys []string) {
 			chi += (float64(n) - mean) * (float64(n) - mean) / mean
 		}
 		expect.True(t, math.Abs(chi-float64(len(count)-1)) <= 6*90,
-			"%s: a statistic of %.0f, want %d or so; %d to %d keys", what, chi, len(count)-1, slices.Min(count), slices.Max(count))
+			"%s: a statistic of %.0f, want %d or so; %d to %d keys", what, chi, len(count)-1, slices.Min(count),
+			slices.Max(count))
 	}
 }
 

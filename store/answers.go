@@ -361,7 +361,8 @@ func (sh *shard) beforeID(p *plan, call *Call, answer *Answer) (answered bool, e
 	if err := sh.decide(p.part, &p.k, p.rule, p.now, &peek, p.each, answer); err != nil {
 		return false, err
 	}
-	answer.Allowed, answer.Granted, answer.Delay, answer.Lease, answer.Reservation = !m.over, m.granted, m.delay, m.lease, m.reservation
+	answer.Allowed, answer.Granted, answer.Delay, answer.Lease, answer.Reservation = !m.over, m.granted, m.delay,
+		m.lease, m.reservation
 	if answer.Allowed {
 		answer.RetryAfter, answer.Banned = 0, false
 	}
@@ -379,12 +380,14 @@ func (sh *shard) afterID(p *plan, call *Call, answer *Answer) {
 	if d.Granted == 0 && !(call.Always && call.Cost > 0) {
 		return
 	}
-	m := answered{cost: call.Cost, granted: d.Granted, over: !d.Allowed, delay: d.Delay, lease: d.Lease, reservation: call.Reservation}
+	m := answered{cost: call.Cost, granted: d.Granted, over: !d.Allowed, delay: d.Delay, lease: d.Lease,
+		reservation: call.Reservation}
 	sh.rememberAnswer(p.part, p.id(), answerCharge, call.RequestID, call.Caller, p.rule, p.now, m)
 }
 
 // rememberAnswer keeps what was answered to a request.
-func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id, caller string, rule *Rule, now algo.Instant, m answered) {
+func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id, caller string, rule *Rule,
+	now algo.Instant, m answered) {
 	m.strict, m.persist, m.until = rule.Strict, rule.Persist, now.Mono+int64(keepFor(rule.Limits))
 	k := answerKey{stateID{of.scope, strings.Clone(of.key)}, strings.Clone(id), kind}
 	answers := &part.ensureExtras().answers

@@ -282,7 +282,8 @@ func (a *apply) rule() error {
 	numbers := a.sh.specOf[specKey{string(scope), string(caller)}]
 	for _, n := range numbers[:min(variants, len(numbers))] {
 		sp := &a.sh.specs[n]
-		if sp.rule.Durability != durability || sp.rule.Strict != strict || sp.rule.Persist != persist || int64(sp.rule.Ban) != ban {
+		if sp.rule.Durability != durability || sp.rule.Strict != strict || sp.rule.Persist != persist ||
+			int64(sp.rule.Ban) != ban {
 			continue
 		}
 		if a.sh.buffer = algo.AppendLimits(a.sh.buffer[:0], sp.rule.Limits); string(a.sh.buffer) == string(limits) {
@@ -298,7 +299,8 @@ func (a *apply) rule() error {
 	if err != nil || len(rest) > 0 {
 		return ErrChunk
 	}
-	rule := &Rule{Scope: string(scope), Durability: durability, Strict: strict, Persist: persist, Ban: time.Duration(ban), Limits: ls}
+	rule := &Rule{Scope: string(scope), Durability: durability, Strict: strict, Persist: persist,
+		Ban: time.Duration(ban), Limits: ls}
 	a.rules = append(a.rules, kept{rule, string(caller)})
 	return nil
 }

@@ -275,7 +275,8 @@ func TestFollowerThatHadReservations(t *testing.T) {
 func TestLossIsCopied(t *testing.T) {
 	holder, copied := New(Config{}), New(Config{Shut: true})
 	l := newLink(holder, copied, ownership.Backup)
-	closed, strict := rule("closed", log(5, minute)), rule("strict", algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: minute})
+	closed, strict := rule("closed", log(5, minute)),
+		rule("strict", algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: minute})
 	closed.ColdClosed, strict.Strict = true, true
 	open := func(s *Store) {
 		s.Open(0)

@@ -115,7 +115,8 @@ func (sh *shard) afterBan(p *plan, call *Call, answer *Answer) {
 // while a part of what is in use may turn out not to be: on loan, of an atomic check that is in flight, or put in the
 // place of what was lost.
 func (p *plan) bans(call *Call, d *algo.Decision) bool {
-	if p.made || d.Allowed || call.Cost <= 0 || call.Spent || d.RetryAfter == algo.Never || p.request.OnLoan > 0 || p.part.lostOf(p.rule, p.now).is {
+	if p.made || d.Allowed || call.Cost <= 0 || call.Spent || d.RetryAfter == algo.Never || p.request.OnLoan > 0 ||
+		p.part.lostOf(p.rule, p.now).is {
 		return false
 	}
 	if !p.has(concernHolds) {

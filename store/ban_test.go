@@ -114,7 +114,8 @@ func (b *banned) ask(key string, c Call) {
 // does not get longer by that; through moves, sweeps, refunds, resets and changes of the ban.
 func TestBan(t *testing.T) {
 	for name, limits := range map[string]algo.Limits{
-		"sliding_log": {log(5, minute)}, "fixed_window": {window(5, minute)}, "calendar": {{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Minute}},
+		"sliding_log": {log(5, minute)}, "fixed_window": {window(5, minute)},
+		"calendar":        {{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Minute}},
 		"sliding_window":  {{Algorithm: algo.SlidingWindow, Limit: 5, Window: minute}},
 		"sliding_counter": {{Algorithm: algo.SlidingCounter, Limit: 5, Window: minute}},
 		"token_bucket":    {{Algorithm: algo.TokenBucket, Limit: 5, Window: minute}},
@@ -164,7 +165,8 @@ func TestBan(t *testing.T) {
 						b.ask(key, c)
 					}
 				}
-				b.now = (b.now + 1000*time.Hour).Truncate(time.Minute) + 30*time.Second // not at the beginning of a calendar window
+				// not at the beginning of a calendar window
+				b.now = (b.now + 1000*time.Hour).Truncate(time.Minute) + 30*time.Second
 				if b.store.Sweep(b.at(), 1); b.store.Stats().Keys != 0 {
 					t.Fatalf("%d keys are left", b.store.Stats().Keys)
 				}
@@ -179,7 +181,8 @@ func TestBan(t *testing.T) {
 // TestBanMerged: of the bans of two sides the one that ends later counts, whichever side goes on and whether or not it
 // knew the key.
 func TestBanMerged(t *testing.T) {
-	for _, limits := range []algo.Limits{{log(2, minute)}, {{Algorithm: algo.TokenBucket, Limit: 2, Window: minute}}, {{Algorithm: algo.Concurrency, Limit: 2, Window: minute}}} {
+	for _, limits := range []algo.Limits{{log(2, minute)}, {{Algorithm: algo.TokenBucket, Limit: 2, Window: minute}},
+		{{Algorithm: algo.Concurrency, Limit: 2, Window: minute}}} {
 		for from := range 2 {
 			r := rule("p", limits...).banning(10 * minute)
 			s := newSplit(t, 2, r)
@@ -203,7 +206,8 @@ func TestBanMerged(t *testing.T) {
 			s.merge(from, 1-from)
 			end := s.parties[1-from].store
 			for key, want := range map[string]time.Duration{
-				"before": 8*minute - 2*time.Second, "zero": 8*minute - time.Second, "one": 8 * minute, "both": 8 * minute,
+				"before": 8*minute - 2*time.Second, "zero": 8*minute - time.Second, "one": 8 * minute,
+				"both": 8 * minute,
 			} {
 				d, err := end.Decide(end.key("p", key), r, at(s.now), cost(1), nil)
 				if err != nil || d.Allowed || !d.Banned || d.RetryAfter != want {
@@ -314,7 +318,8 @@ func TestNoBan(t *testing.T) {
 		got, err := s.Decide(s.key("p", key), r, at(now), cost(1), nil)
 		expect.True(t, err == nil && !got.Allowed && got.Banned == want, "%s: %+v, %v", what, got, err)
 	}
-	once := Call{Request: algo.Request{Cost: 2}, Reservation: reservationOf(1), ReserveFor: time.Second, ReserveOnce: true}
+	once := Call{Request: algo.Request{Cost: 2}, Reservation: reservationOf(1), ReserveFor: time.Second,
+		ReserveOnce: true}
 	decide(t, s, r, "atomic", at(0), once)
 	wantBan("while an atomic check is in flight", "atomic", 0, false)
 	wantBan("when its time is over", "atomic", time.Second, true)
@@ -399,9 +404,11 @@ func TestRefusalOfANewKey(t *testing.T) {
 		link.attach(true)
 		link.sync(t, 0, true)
 		s.Caught(0, ownership.Backup)
-		call := Call{Request: algo.Request{Cost: 6}, RequestID: "id", Reservation: reservationOf(1), ReserveFor: time.Minute}
+		call := Call{Request: algo.Request{Cost: 6}, RequestID: "id", Reservation: reservationOf(1),
+			ReserveFor: time.Minute}
 		a, err := s.Decide(s.key("p", "k"), r, at(0), call, nil)
-		must.True(t, err == nil && !a.Allowed && a.Granted == 0 && a.Ticket == 0 && !a.Degraded && !a.Banned, "%+v, %v", a, err)
+		must.True(t, err == nil && !a.Allowed && a.Granted == 0 && a.Ticket == 0 && !a.Degraded && !a.Banned, "%+v, %v",
+			a, err)
 		expect.Equal(t, s.Pending(0, ownership.Backup) > 0, denied, "something is to be told")
 		a, err = s.Decide(s.key("p", "k"), r, at(1), cost(5), nil)
 		expect.True(t, err == nil && a.Allowed != denied, "%+v, %v", a, err)

@@ -65,7 +65,8 @@ func appendBool(dst []byte, b bool) []byte {
 // Drain takes pending changes as a chunk, of about the given number of bytes unless one key alone has more; nil when
 // nothing is pending. version is what Confirm is to be called with once the follower has this chunk and all before it:
 // everything up to it is in them. more says that the chunk does not hold everything that is pending.
-func (s *Store) Drain(p int, slot ownership.Slot, now algo.Instant, most int) (chunk []byte, version uint64, more bool) {
+func (s *Store) Drain(p int, slot ownership.Slot, now algo.Instant,
+	most int) (chunk []byte, version uint64, more bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := part.follower(slot)
 		if f == nil {

@@ -166,7 +166,8 @@ func (c *Call) ownConcerns() (of concernSet) {
 
 // decide decides a call that plain has not decided. answer must be zero, but for a Decision that plain has written.
 // After an error its contents mean nothing.
-func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
+func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision,
+	answer *Answer) error {
 	if !part.open {
 		return ErrShut
 	}
@@ -188,7 +189,8 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 // plain decides a request without concerns, or with concernBan alone, on a partition that is open. It returns false,
 // and has charged nothing, if decide must decide it: stateOf finds no record under this very rule without flags (it is
 // banned or on loan), there is no memory, or the rule has a Ban and the request is refused or has Always.
-func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision, d *algo.Decision) bool {
+func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision,
+	d *algo.Decision) bool {
 	if rule.Ban > 0 && r.Always {
 		return false // plain would charge an Always request that is refused, and charge would charge it again
 	}
@@ -316,7 +318,8 @@ func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 }
 
 // peekNew answers a peek at a key without a record, from a state in scratch memory.
-func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Call, each []algo.Decision) (algo.Decision, error) {
+func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Call,
+	each []algo.Decision) (algo.Decision, error) {
 	if sh.scratch == nil {
 		sh.scratch = make(algo.State, algo.MaxBlock)
 	}

@@ -210,7 +210,8 @@ func (sh *shard) afterGuard(p *plan, call *Call, answer *Answer) {
 	if p.rule.Durability == Escrow && !p.rule.Persist {
 		answer.Ticket = sh.advance(p.part, p.k, p.rule, p.now, answer.Granted)
 	}
-	if p.rule.Durability == Sync || p.rule.Persist || p.has(concernID) || p.has(concernReservation) && !call.ReserveOnce {
+	if p.rule.Durability == Sync || p.rule.Persist || p.has(concernID) ||
+		p.has(concernReservation) && !call.ReserveOnce {
 		answer.Ticket = sh.wait(p.part, p.k.Partition, p.rule)
 	}
 }

@@ -25,7 +25,8 @@ func wantUsed(t *testing.T, what string, s *Store, r *Rule, now algo.Instant, wa
 // TestReleaseAtExpiry: the units of an expired reservation and of its extensions come back once, before the next
 // decision on the key or in the sweep.
 func TestReleaseAtExpiry(t *testing.T) {
-	for _, a := range []algo.Algorithm{algo.SlidingLog, algo.SlidingWindow, algo.SlidingCounter, algo.FixedWindow, algo.TokenBucket, algo.LeakyBucket} {
+	for _, a := range []algo.Algorithm{algo.SlidingLog, algo.SlidingWindow, algo.SlidingCounter, algo.FixedWindow,
+		algo.TokenBucket, algo.LeakyBucket} {
 		for _, sweep := range []bool{false, true} {
 			s := New(Config{})
 			r := releasing(Async, algo.Limit{Algorithm: a, Limit: 10, Window: time.Hour, Capacity: 10})

@@ -102,25 +102,29 @@ func contents(s *Store, now algo.Instant) []string {
 				out = append(out, fmt.Sprintf("%s/%s %v: %x", r.spec.rule.Scope, r.key, r.spec.rule.Limits, data))
 			}
 			if left := r.banLeft(now); left > 0 {
-				out = append(out, fmt.Sprintf("%s/%s banned for %v of %v", r.spec.rule.Scope, r.key, left, r.spec.rule.Ban))
+				out = append(out, fmt.Sprintf("%s/%s banned for %v of %v", r.spec.rule.Scope, r.key, left,
+					r.spec.rule.Ban))
 			}
 		})
 		if a := part.extras; a != nil {
 			for k, m := range a.answers.by {
 				if now.Mono < m.until {
-					out = append(out, fmt.Sprintf("id %v of %q: %d %v %x for %d", k, m.of.account.label, m.granted, m.delay, m.lease, m.until-now.Mono))
+					out = append(out, fmt.Sprintf("id %v of %q: %d %v %x for %d", k, m.of.account.label, m.granted,
+						m.delay, m.lease, m.until-now.Mono))
 				}
 			}
 			for of, p := range a.reservations.by {
 				for _, e := range p.list {
 					if now.Mono < e.until {
-						out = append(out, fmt.Sprintf("reservation %s %x: %d for %d", of, e.id, e.units, e.until-now.Mono))
+						out = append(out, fmt.Sprintf("reservation %s %x: %d for %d", of, e.id, e.units,
+							e.until-now.Mono))
 					}
 				}
 			}
 			for of, l := range a.lent {
 				for _, e := range l.Most() {
-					out = append(out, fmt.Sprintf("loan %s %v: %v for %d", of, e.ID, e.Totals, max(e.Until-now.Mono, 0)))
+					out = append(out, fmt.Sprintf("loan %s %v: %v for %d", of, e.ID, e.Totals,
+						max(e.Until-now.Mono, 0)))
 				}
 				out = append(out, fmt.Sprintf("%d loans of %s", l.Len(), of))
 			}
@@ -148,7 +152,8 @@ func accounted(t *testing.T, s *Store) {
 	loansCounted(t, s)
 	sh := &s.shards[0]
 	if got := s.Stats(); got.Bytes != int64(sh.arena.Bytes()) || got.Keys != 0 || got.Pending != 0 {
-		t.Errorf("after a discard %d bytes are counted, of which pages hold %d; %d keys, %d pending", got.Bytes, sh.arena.Bytes(), got.Keys, got.Pending)
+		t.Errorf("after a discard %d bytes are counted, of which pages hold %d; %d keys, %d pending", got.Bytes,
+			sh.arena.Bytes(), got.Keys, got.Pending)
 	}
 	expect.Equal(t, len(sh.specOf), 0, "specs are left: %v", sh.specOf)
 }
@@ -159,11 +164,14 @@ func TestCopyEquals(t *testing.T) {
 	limits := []algo.Limits{
 		{log(20, minute)}, {log(30, minute), log(5, time.Second)}, {window(10, minute)}, {log(12, 2*minute)},
 		{{Algorithm: algo.SlidingLog, Limit: 8, Window: minute, CountDenied: true}},
-		{{Algorithm: algo.TokenBucket, Limit: 9, Window: minute}}, {{Algorithm: algo.LeakyBucket, Limit: 9, Window: minute}},
-		{{Algorithm: algo.SlidingWindow, Limit: 9, Window: minute}}, {{Algorithm: algo.SlidingCounter, Limit: 9, Window: minute}},
+		{{Algorithm: algo.TokenBucket, Limit: 9, Window: minute}},
+		{{Algorithm: algo.LeakyBucket, Limit: 9, Window: minute}},
+		{{Algorithm: algo.SlidingWindow, Limit: 9, Window: minute}},
+		{{Algorithm: algo.SlidingCounter, Limit: 9, Window: minute}},
 		{{Algorithm: algo.FixedWindow, Limit: 9, Period: algo.Hour}},
 	}
-	lendable := []algo.Limits{{log(300, minute)}, {{Algorithm: algo.TokenBucket, Limit: 200, Window: minute}}, {window(500, minute), log(400, minute)}}
+	lendable := []algo.Limits{{log(300, minute)}, {{Algorithm: algo.TokenBucket, Limit: 200, Window: minute}},
+		{window(500, minute), log(400, minute)}}
 	leases := &Rule{Scope: "leases", Limits: algo.Limits{{Algorithm: algo.Concurrency, Limit: 5, Window: minute}}}
 	for seed := range seeds(40) {
 		rng := rand.New(rand.NewPCG(seed, 7))
@@ -204,7 +212,8 @@ func TestCopyEquals(t *testing.T) {
 			case 3:
 				copy.Sweep(l.there(now), 1)
 			case 4, 5:
-				_, err = holder.Decide(holder.key("leases", "x"), leases, instant, Call{Request: algo.Request{Cost: 1, Nonce: 9, TTL: 10 * time.Second}}, nil)
+				_, err = holder.Decide(holder.key("leases", "x"), leases, instant,
+					Call{Request: algo.Request{Cost: 1, Nonce: 9, TTL: 10 * time.Second}}, nil)
 			case 6:
 				// A lease of slot 0 and the nonce above, if it lives.
 				if rng.IntN(2) == 0 {
@@ -253,11 +262,13 @@ func TestCopyEquals(t *testing.T) {
 			want, got := contents(holder, instant), contents(copy, l.there(now))
 			for i, w := range want {
 				if i >= len(got) || got[i] != w {
-					t.Fatalf("seed %d step %d: item %d of %d is\n%q\nat the holder, of %d\n%q\nat the copy", seed, step, i, len(want), w, len(got), got[min(i, len(got)-1)])
+					t.Fatalf("seed %d step %d: item %d of %d is\n%q\nat the holder, of %d\n%q\nat the copy", seed, step,
+						i, len(want), w, len(got), got[min(i, len(got)-1)])
 				}
 			}
 			if saved.sync(t, now, whole); persist {
-				expect.Equal(t, strings.Join(contents(disk, saved.there(now)), "\n"), strings.Join(want, "\n"), "seed %d step %d: on the disk", seed, step)
+				expect.Equal(t, strings.Join(contents(disk, saved.there(now)), "\n"), strings.Join(want, "\n"),
+					"seed %d step %d: on the disk", seed, step)
 			} else {
 				expect.Equal(t, len(contents(disk, saved.there(now))), 0, "seed %d step %d: on the disk", seed, step)
 			}
@@ -332,7 +343,8 @@ func TestChanged(t *testing.T) {
 			default:
 				call := cost(1)
 				if rng.IntN(3) == 0 {
-					call.RequestID, call.Reservation, call.ReserveFor = fmt.Sprint(rng.Uint64()), reservationOf(rng.Uint64()|1), minute
+					call.RequestID, call.Reservation, call.ReserveFor = fmt.Sprint(rng.Uint64()),
+						reservationOf(rng.Uint64()|1), minute
 				}
 				decide(t, s, r, k.Key, now, call)
 			}
@@ -418,7 +430,8 @@ func TestCrash(t *testing.T) {
 					copy.Sweep(l.there(now), 1)
 				default:
 					k := keys[min(rng.IntN(5), 2)]
-					a, err := holder.Decide(holder.key("p", k), r, at(now), Call{Request: algo.Request{Cost: 1 + rng.Int64N(4), Partial: true}}, nil)
+					a, err := holder.Decide(holder.key("p", k), r, at(now),
+						Call{Request: algo.Request{Cost: 1 + rng.Int64N(4), Partial: true}}, nil)
 					must.True(t, err == nil && !a.Degraded, "%v %v", a, err)
 					if a.Granted == 0 {
 						continue
@@ -443,7 +456,8 @@ func TestCrash(t *testing.T) {
 			for range 400 {
 				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
 				k := keys[rng.IntN(3)]
-				a := must.Value(copy.Decide(copy.key("p", k), r, l.there(now), Call{Request: algo.Request{Cost: 2, Partial: true}}, nil))(t)
+				a := must.Value(copy.Decide(copy.key("p", k), r, l.there(now),
+					Call{Request: algo.Request{Cost: 2, Partial: true}}, nil))(t)
 				answered[k].add(now, a.Granted)
 			}
 			for k, a := range answered {
@@ -773,13 +787,15 @@ func TestOtherAnswersWait(t *testing.T) {
 		told()
 		a, err := s.Renew(s.key("jobs", "k"), jobs, at(0), lease.Lease, minute, 0)
 		expect.True(t, err == nil && a.Alive && a.Ticket != 0, "%v: renewed: %+v, %v", durability, a, err)
-		once := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(2), ReserveFor: minute, ReserveOnce: true}
+		once := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(2), ReserveFor: minute,
+			ReserveOnce: true}
 		told()
 		if a := answer(t, s, units, "k", at(0), once); (a.Ticket == 0) != (durability == Escrow) {
 			t.Errorf("%v: reserved by an atomic check: %+v", durability, a)
 		}
 		told()
-		if a := answer(t, s, units, "k", at(0), Call{Reservation: id, ReserveFor: time.Hour, Extend: true}); a.Ticket == 0 {
+		if a := answer(t, s, units, "k", at(0),
+			Call{Reservation: id, ReserveFor: time.Hour, Extend: true}); a.Ticket == 0 {
 			t.Errorf("%v: extended: %+v", durability, a)
 		}
 		told()
@@ -827,7 +843,8 @@ func reservationOf(n uint64) (id ReservationID) {
 }
 
 // settle ends a reservation that is to keep no more than it charged.
-func settle(s *Store, k Key, r *Rule, now algo.Instant, id ReservationID, keep int64) (returned int64, known bool, err error) {
+func settle(s *Store, k Key, r *Rule, now algo.Instant, id ReservationID,
+	keep int64) (returned int64, known bool, err error) {
 	out, err := s.Settle(k, r, now, Settlement{ID: id, Keep: keep, Exact: true})
 	return out.Returned, out.Known, err
 }
@@ -1084,7 +1101,8 @@ func sampleChunk(tb testing.TB) []byte {
 	must.Value(s.Lend(s.key("lent", "k"), loan, at(0), Borrow{ID: algo.LoanID{Borrower: 1, Number: 2}, Want: 20}))(tb)
 	use := func(id uint64) {
 		for _, r := range rules {
-			call := Call{Request: algo.Request{Cost: 1, Nonce: 1}, RequestID: fmt.Sprint(id), Reservation: reservationOf(id), ReserveFor: minute}
+			call := Call{Request: algo.Request{Cost: 1, Nonce: 1}, RequestID: fmt.Sprint(id),
+				Reservation: reservationOf(id), ReserveFor: minute}
 			must.Value(s.Decide(s.key(r.Scope, "k"), r, at(0), call, nil))(tb)
 		}
 	}
@@ -1130,7 +1148,8 @@ func TestCopyZones(t *testing.T) {
 	for _, tt := range []struct {
 		zone *time.Location
 		err  error
-	}{{berlin, nil}, {time.FixedZone("Europe/Atlantis", 3600), ErrChunk}, {time.FixedZone("/etc/localtime", 0), ErrChunk}} {
+	}{{berlin, nil}, {time.FixedZone("Europe/Atlantis", 3600), ErrChunk},
+		{time.FixedZone("/etc/localtime", 0), ErrChunk}} {
 		holder, copy := New(Config{}), New(Config{Shut: true})
 		holder.TakeOver(0, at(0))
 		l := newLink(holder, copy, ownership.Backup)

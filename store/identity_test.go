@@ -90,7 +90,8 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				}
 				got = fmt.Sprint(a.Decision, a.Pending, a.Reservation, err)
 			case op < 8 && !leased:
-				back, known, err := settle(s, k, r, at(now), reservationOf(uint64(max(step-rng.IntN(20), 0))<<8|1), rng.Int64N(2))
+				back, known, err := settle(s, k, r, at(now), reservationOf(uint64(max(step-rng.IntN(20), 0))<<8|1),
+					rng.Int64N(2))
 				got = fmt.Sprint(back, known, err)
 			case op == 8 && !leased:
 				back, err := s.Refund(k, r, at(now), n, fmt.Sprint(id), "")

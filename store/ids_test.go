@@ -86,7 +86,8 @@ func TestIDsOverACrash(t *testing.T) {
 				confirmed = max(confirmed, l.queue[0].version)
 				l.deliver(t, 0, new(bool))
 			}
-			a := &asks{kind: rng.IntN(4), id: fmt.Sprint("id", i), key: fmt.Sprint(rng.IntN(3)), units: 1 + rng.Int64N(5), excess: rng.Int64N(3)}
+			a := &asks{kind: rng.IntN(4), id: fmt.Sprint("id", i), key: fmt.Sprint(rng.IntN(3)),
+				units: 1 + rng.Int64N(5), excess: rng.Int64N(3)}
 			want[a.key] += a.do(t, holder, r, at(0), reservationOf(uint64(1+i)))
 			asked = append(asked, a)
 		}

@@ -10,7 +10,8 @@ import (
 // renewed and released.
 
 // Renew lets a lease live for ttl from now; boot is as in Call.
-func (s *Store) Renew(k Key, rule *Rule, now algo.Instant, lease uint64, ttl time.Duration, boot int64) (n Renewal, err error) {
+func (s *Store) Renew(k Key, rule *Rule, now algo.Instant, lease uint64, ttl time.Duration,
+	boot int64) (n Renewal, err error) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		var a Answer
 		if err = part.guard(rule, boot, &a); err != nil {

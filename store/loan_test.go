@@ -132,7 +132,8 @@ func TestLoansAreCounted(t *testing.T) {
 					b.Totals.Returned += rng.Int64N(b.Totals.Left() + 1)
 				}
 				if r == bucket && rng.IntN(3) == 0 {
-					b.Quota = algo.Quota{Term: time.Duration(1+rng.IntN(5)) * time.Second, Demand: rng.Int64N(20_000), Ahead: time.Second}
+					b.Quota = algo.Quota{Term: time.Duration(1+rng.IntN(5)) * time.Second, Demand: rng.Int64N(20_000),
+						Ahead: time.Second}
 				}
 				must.Value(s.Lend(k, r, instant(), b))(t)
 			}
@@ -172,7 +173,8 @@ func TestLend(t *testing.T) {
 	must.True(t, err == nil && each[0].Remaining == 4, "%+v, %v", each, err)
 	loans, err := s.Recall(s.key("p", "k"), "p", at(0))
 	must.True(t, err == nil && len(loans) == 1 && loans[0].ID == loanID && loans[0].Left() == 16, "%+v, %v", loans, err)
-	a = borrow(t, s, r, time.Second/2, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 10, Returned: 6}, Want: 20})
+	a = borrow(t, s, r, time.Second/2,
+		Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 10, Returned: 6}, Want: 20})
 	must.True(t, a.Charged == 10 && a.Granted == 16 && a.Term == 0, "after a recall: %+v", a)
 	// What was spent counts from the report on.
 	d = decide(t, s, r, "k", at(time.Second/2), cost(10))
@@ -221,12 +223,16 @@ func TestLoansStay(t *testing.T) {
 		t.Errorf("%d are on loan after a reset, %+v", onLoanOf(s, "p"), d)
 	}
 	// Under a lower limit, and another algorithm.
-	for _, l := range []algo.Limit{log(64, 10*time.Second), {Algorithm: algo.TokenBucket, Limit: 64, Window: 10 * time.Second}, {Algorithm: algo.LeakyBucket, Limit: 64, Window: time.Second}} {
-		if d := decide(t, s, rule("p", l), "k", at(time.Second/2), cost(0)); onLoanOf(s, "p") != 16 || d.Remaining != 48 {
+	for _, l := range []algo.Limit{log(64, 10*time.Second),
+		{Algorithm: algo.TokenBucket, Limit: 64, Window: 10 * time.Second},
+		{Algorithm: algo.LeakyBucket, Limit: 64, Window: time.Second}} {
+		if d := decide(t, s, rule("p", l), "k", at(time.Second/2), cost(0)); onLoanOf(s, "p") != 16 ||
+			d.Remaining != 48 {
 			t.Errorf("under %v %d are on loan, %+v", l, onLoanOf(s, "p"), d)
 		}
 	}
-	a := borrow(t, s, rule("p", algo.Limit{Algorithm: algo.LeakyBucket, Limit: 64, Window: time.Second}), time.Second/2, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 3}, Want: 30})
+	a := borrow(t, s, rule("p", algo.Limit{Algorithm: algo.LeakyBucket, Limit: 64, Window: time.Second}), time.Second/2,
+		Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 3}, Want: 30})
 	expect.True(t, a.Term == 0 && a.Charged == 3, "lent from a queue: %+v", a)
 	for range 3 {
 		s.Sweep(at(20*time.Second), 1)
@@ -254,7 +260,8 @@ func TestLoanMoves(t *testing.T) {
 	must.True(t, err == nil && known, "%v %v", known, err)
 	a, err := to.Decide(k, r, l.there(0), cost(0), nil)
 	must.True(t, err == nil && a.Remaining == 100-6-16, "%+v, %v", a, err)
-	lent, err := to.Lend(k, r, l.there(time.Second/2), Borrow{ID: loanID, Totals: algo.Totals{Granted: 22, Spent: 9, Returned: 13}})
+	lent, err := to.Lend(k, r, l.there(time.Second/2),
+		Borrow{ID: loanID, Totals: algo.Totals{Granted: 22, Spent: 9, Returned: 13}})
 	if err != nil || lent.Charged != 3 || !lent.Ended || onLoanOf(to, "p") != 0 {
 		t.Fatalf("%+v, %v; %d on loan", lent, err, onLoanOf(to, "p"))
 	}
@@ -272,8 +279,10 @@ func TestLoanIsNotKnown(t *testing.T) {
 			t.Fatalf("report %d: %+v, %d on loan", i, a, onLoanOf(s, "p"))
 		}
 	}
-	for _, bad := range []algo.Totals{{Granted: 1, Spent: 2}, {Granted: -1}, {Granted: 1 << 60}, {Granted: 5, Spent: 3, Returned: 3}, {Spent: -1}} {
-		if a := borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8}, Totals: bad}); a.Charged != 0 || onLoanOf(s, "p") != 5 {
+	for _, bad := range []algo.Totals{{Granted: 1, Spent: 2}, {Granted: -1}, {Granted: 1 << 60},
+		{Granted: 5, Spent: 3, Returned: 3}, {Spent: -1}} {
+		if a := borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8}, Totals: bad}); a.Charged != 0 ||
+			onLoanOf(s, "p") != 5 {
 			t.Errorf("of %+v: %+v, %d on loan", bad, a, onLoanOf(s, "p"))
 		}
 	}
@@ -398,7 +407,8 @@ func TestLoanCrash(t *testing.T) {
 						b.totals.Returned += b.totals.Left()
 					}
 					sent := now
-					a := must.Value(owner.Lend(owner.key("p", "k"), r, instant(), Borrow{ID: b.id, Totals: b.totals, Known: b.known, Want: rng.Int64N(40)}))(t)
+					a := must.Value(owner.Lend(owner.key("p", "k"), r, instant(),
+						Borrow{ID: b.id, Totals: b.totals, Known: b.known, Want: rng.Int64N(40)}))(t)
 					if a.Term > 0 {
 						lent++
 					}
@@ -489,7 +499,8 @@ func TestLoanReportsAreBounded(t *testing.T) {
 			claim(loanID, algo.Totals{Granted: algo.MaxLimit, Spent: 30})
 			claim(loanID, algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit - 1})
 			for i := range uint64(5) {
-				claim(algo.LoanID{Borrower: 8, Number: i}, algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit / 2})
+				claim(algo.LoanID{Borrower: 8, Number: i},
+					algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit / 2})
 				claim(algo.LoanID{Borrower: 9, Number: i}, algo.Totals{Granted: algo.MaxLimit})
 			}
 			d := decide(t, s, r, "k", at(2*time.Second+2*window), cost(all))
@@ -512,7 +523,8 @@ func TestLoanWithoutMemory(t *testing.T) {
 		}
 	}
 	used := s.budget.used.Load()
-	a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16, Totals: algo.Totals{Granted: 20, Spent: 12, Returned: 3}, Known: 6})
+	a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16, Totals: algo.Totals{Granted: 20, Spent: 12, Returned: 3},
+		Known: 6})
 	expect.True(t, a.Charged == 6+5 && a.Ended && a.Spent == 17 && a.Term == 0 && a.ID == loanID,
 		"%+v, want 6 that were spent and 5 that are left charged", a)
 	if _, ok := holderLoan(s, s.key("p", "k"), "p", loanID); ok || onLoanOf(s, "p") != 0 {
@@ -522,7 +534,8 @@ func TestLoanWithoutMemory(t *testing.T) {
 	a = borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 20, Spent: 17, Returned: 3}, Known: 17})
 	expect.Equal(t, a.Charged, 0, "reported again: %+v", a)
 	for i := range uint64(20) {
-		borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8, Number: i}, Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit / 2}})
+		borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8, Number: i},
+			Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit / 2}})
 	}
 	a = borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 9}, Totals: algo.Totals{Granted: -1}})
 	expect.True(t, a.Charged == 0 && !a.Ended, "of totals that cannot be: %+v", a)
@@ -582,7 +595,8 @@ func TestChargeBesideLoans(t *testing.T) {
 // reported, ends, or is of a Quota's rate.
 func TestLoanBecomesConcurrency(t *testing.T) {
 	s := New(Config{})
-	before, leases := rule("p", log(100, minute)), rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 20, Window: minute})
+	before, leases := rule("p", log(100, minute)),
+		rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 20, Window: minute})
 	borrow(t, s, before, 0, Borrow{ID: loanID, Want: 16})
 	borrow(t, s, before, 0, Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 16})
 	a := borrow(t, s, leases, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}})
@@ -646,13 +660,15 @@ func TestLoanChecks(t *testing.T) {
 	report(0, algo.Totals{Granted: 100, Spent: 10, Checks: 4}, 4)
 	report(0, algo.Totals{Granted: 100, Spent: 10, Checks: 4}, 0)
 	report(0, algo.Totals{Granted: 100, Spent: 12, Checks: 5}, 1)
-	report(0, algo.Totals{Granted: 100, Spent: 12, Checks: 7}, 2) // which were taking their units when the former was made
+	// which were taking their units when the former was made
+	report(0, algo.Totals{Granted: 100, Spent: 12, Checks: 7}, 2)
 	report(0, algo.Totals{Granted: 100, Spent: 10, Checks: 4}, 0) // late
 	report(5*time.Second, algo.Totals{Granted: 100, Spent: 40, Checks: 9}, 2)
 	report(5*time.Second, algo.Totals{Granted: 100, Spent: 40, Checks: 9}, 0)
 	id = algo.LoanID{Borrower: 8}
 	report(5*time.Second, algo.Totals{Granted: 20, Spent: 12, Checks: 12}, 12)
-	a := borrow(t, s, r, 5*time.Second, Borrow{ID: id, Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit, Checks: algo.MaxLimit}})
+	a := borrow(t, s, r, 5*time.Second,
+		Borrow{ID: id, Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit, Checks: algo.MaxLimit}})
 	expect.True(t, a.Checked == a.Charged && a.Charged <= 2*1000, "%+v", a)
 	accounted(t, s)
 }
@@ -692,10 +708,12 @@ func TestLoanBecomesStrict(t *testing.T) {
 		s.Lease(0, int64(until))
 		totals := algo.Totals{Granted: lent.Granted}
 		a := borrow(t, s, strict, now, Borrow{ID: loanID, Totals: totals, Want: 16, Boot: int64(now)})
-		expect.True(t, a.Term <= max(until-now, 0) && a.Until == lent.Until, "a lease until %v: a loan until %v becomes %+v", until, lent.Until, a)
+		expect.True(t, a.Term <= max(until-now, 0) && a.Until == lent.Until,
+			"a lease until %v: a loan until %v becomes %+v", until, lent.Until, a)
 		quota.Totals, quota.Boot = algo.Totals{Granted: assigned.Granted}, int64(now)
 		a = borrow(t, s, strict, now, quota)
-		expect.True(t, a.Until <= assigned.Until && a.Rate <= assigned.Rate, "a lease until %v: a quota %+v becomes %+v", until, assigned, a)
+		expect.True(t, a.Until <= assigned.Until && a.Rate <= assigned.Rate,
+			"a lease until %v: a quota %+v becomes %+v", until, assigned, a)
 	}
 	s.Sweep(at(30*time.Second), 1)
 	expect.Equal(t, onLoanOf(s, "p"), 0, "are on loan after all terms")

@@ -9,7 +9,8 @@ import (
 // Look tells how a key stands under each limit of its rule, and when what it has in use can be used again: at most that
 // many instants for each limit, see algo.Limits.Returns. banned is how much longer the key is banned. It charges
 // nothing and needs no grant, so that under a strict rule it is no promise.
-func (s *Store) Look(k Key, rule *Rule, now algo.Instant, most int) (each []algo.Decision, returns [][]algo.Return, banned time.Duration, err error) {
+func (s *Store) Look(k Key, rule *Rule, now algo.Instant,
+	most int) (each []algo.Decision, returns [][]algo.Return, banned time.Duration, err error) {
 	each, returns = make([]algo.Decision, len(rule.Limits)), make([][]algo.Return, len(rule.Limits))
 	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) error {
 		known := false

@@ -57,7 +57,8 @@ func (m *merge) run() {
 	m.uniteAnswers()
 	m.uniteLent()
 	m.owe()
-	if other := m.add.extras.coldStrict; other.is && (!m.base.extras.coldStrict.is || other.at.Mono > m.base.extras.coldStrict.at.Mono) {
+	if other := m.add.extras.coldStrict; other.is &&
+		(!m.base.extras.coldStrict.is || other.at.Mono > m.base.extras.coldStrict.at.Mono) {
 		m.base.extras.coldStrict = other // what a lost holder admitted is known to neither side, or to one of them
 	}
 }

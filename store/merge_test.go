@@ -157,7 +157,8 @@ func (s *split) check(i int) {
 func TestMergeAny(t *testing.T) {
 	for seed := range seeds(300) {
 		rng := rand.New(rand.NewPCG(seed, 12))
-		s := newSplit(t, 4, rule("long", log(10_000, minute)), rule("short", log(10_000, 5*time.Second), log(10_000, minute)))
+		s := newSplit(t, 4, rule("long", log(10_000, minute)),
+			rule("short", log(10_000, 5*time.Second), log(10_000, minute)))
 		open := []int{0}
 		for range 120 {
 			s.now += time.Duration(rng.Int64N(int64(time.Second)))
@@ -181,12 +182,13 @@ func TestMergeAny(t *testing.T) {
 				}
 			case n == 20: // a reload on one side: its states are under another limit
 				r := rule("long", log(int64(10_000+rng.IntN(5)), minute))
-				s.parties[i].store.Reconcile(func() algo.Instant { return at(s.now) }, func(scope string, _ []byte) *Rule {
-					if scope == "long" {
-						return r
-					}
-					return nil
-				})
+				s.parties[i].store.Reconcile(func() algo.Instant { return at(s.now) },
+					func(scope string, _ []byte) *Rule {
+						if scope == "long" {
+							return r
+						}
+						return nil
+					})
 			case n == 21: // it meets what it knows already
 				s.stage(i, i)
 				must.NoError(t, s.parties[i].store.Merge(0, at(s.now)))
@@ -212,8 +214,10 @@ func TestMergeAny(t *testing.T) {
 func TestMergeReloaded(t *testing.T) {
 	kinds := []algo.Limits{
 		{log(100, minute)}, {window(100, minute)}, {{Algorithm: algo.SlidingCounter, Limit: 100, Window: minute}},
-		{{Algorithm: algo.FixedWindow, Limit: 100, Window: minute}}, {{Algorithm: algo.FixedWindow, Limit: 100, Period: algo.Hour}},
-		{{Algorithm: algo.TokenBucket, Limit: 100, Window: minute}}, {log(100, minute), {Algorithm: algo.FixedWindow, Limit: 100, Period: algo.Day}},
+		{{Algorithm: algo.FixedWindow, Limit: 100, Window: minute}},
+		{{Algorithm: algo.FixedWindow, Limit: 100, Period: algo.Hour}},
+		{{Algorithm: algo.TokenBucket, Limit: 100, Window: minute}},
+		{log(100, minute), {Algorithm: algo.FixedWindow, Limit: 100, Period: algo.Day}},
 	}
 	for i, mine := range kinds {
 		for j, other := range kinds {
@@ -265,7 +269,8 @@ func TestMergeOfReservations(t *testing.T) {
 			for key, want := range map[string]int64{"both": 0, fmt.Sprint(i): 3} {
 				n, known, err := settle(p, p.key("p", key), r, at(0), reservationOf(uint64(i+1)), 0)
 				expect.True(t, n == want && known && err == nil,
-					"from %d: %d of the reservation of %s on side %d were given back, want %d (%v, %v)", from, n, key, i, want, known, err)
+					"from %d: %d of the reservation of %s on side %d were given back, want %d (%v, %v)", from, n, key,
+					i, want, known, err)
 			}
 		}
 		expect.Equal(t, s.used(1-from, r, "both"), 4, "are in use")
@@ -329,7 +334,8 @@ func TestMergeFollowers(t *testing.T) {
 // not strict, is answered as before.
 func TestMergeForgetsStrictIDs(t *testing.T) {
 	for _, strict := range []bool{false, true} {
-		r := &Rule{Scope: "p", Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 10, Window: minute}}, Strict: strict}
+		r := &Rule{Scope: "p", Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 10, Window: minute}},
+			Strict: strict}
 		s := newSplit(t, 2, r)
 		charge := func(i int, id string) {
 			t.Helper()
@@ -368,7 +374,8 @@ func TestMergeForgetsStrictIDs(t *testing.T) {
 // in that window.
 func TestMergeForgetsStrictIDsOfStatesThatEnded(t *testing.T) {
 	for _, merging := range []int{0, 1} { // the side that takes the other's content in
-		r := &Rule{Scope: "p", Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 2, Window: time.Second}}, Strict: true}
+		r := &Rule{Scope: "p", Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 2, Window: time.Second}},
+			Strict: true}
 		s := newSplit(t, 2, r)
 		charge := func(i int, id string) {
 			t.Helper()
@@ -385,7 +392,8 @@ func TestMergeForgetsStrictIDsOfStatesThatEnded(t *testing.T) {
 		before := s.used(merging, r, "k")
 		charge(merging, "unanswered")
 		got := s.used(merging, r, "k")
-		expect.True(t, got == before+1, "side %d: %d units in use after the repetition, want %d", merging, got, before+1)
+		expect.True(t, got == before+1, "side %d: %d units in use after the repetition, want %d", merging, got,
+			before+1)
 	}
 }
 
@@ -422,7 +430,8 @@ func TestDecideAgainstEverything(t *testing.T) {
 	stores := [2]*Store{New(Config{Shut: true, Urgent: func(int) {}}), New(Config{Shut: true, Urgent: func(int) {}})}
 	take(stores[0], at(0))
 	rulesOf := func(n int64) []*Rule {
-		return []*Rule{rule("a", window(n<<40, time.Hour)), rule("b", window(n<<40, time.Hour)).under(Escrow), rule("c", log(n<<20, time.Hour)).under(Sync)}
+		return []*Rule{rule("a", window(n<<40, time.Hour)), rule("b", window(n<<40, time.Hour)).under(Escrow),
+			rule("c", log(n<<20, time.Hour)).under(Sync)}
 	}
 	rules, reloaded := rulesOf(1), rulesOf(2)
 	var admitted [3][keys]atomic.Int64
@@ -433,7 +442,8 @@ func TestDecideAgainstEverything(t *testing.T) {
 			for n := 0; n < rounds; {
 				r, k := rng.IntN(3), rng.IntN(keys)
 				s := stores[rng.IntN(2)]
-				d, err := s.Decide(s.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1), withID(1, fmt.Sprint(rng.Uint64())), nil)
+				d, err := s.Decide(s.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1),
+					withID(1, fmt.Sprint(rng.Uint64())), nil)
 				switch {
 				case errors.Is(err, ErrShut):
 				case err != nil || !d.Allowed:
@@ -456,7 +466,8 @@ func TestDecideAgainstEverything(t *testing.T) {
 			default:
 				for _, s := range stores {
 					s.Sweep(at(1), 1)
-					s.Reconcile(func() algo.Instant { return at(1) }, func(scope string, _ []byte) *Rule { return reloaded[scope[0]-'a'] })
+					s.Reconcile(func() algo.Instant { return at(1) },
+						func(scope string, _ []byte) *Rule { return reloaded[scope[0]-'a'] })
 					s.Stats()
 					s.Pending(0, ownership.Backup)
 				}
@@ -580,7 +591,8 @@ func TestMergeOfLosses(t *testing.T) {
 			{40 * time.Second, closed, 100}, {61 * time.Second, strict, 0}, {91 * time.Second, strict, 100},
 		} {
 			if d := decide(t, p, step.rule, "new", at(step.now), cost(0)); d.Remaining != step.want {
-				t.Errorf("the earlier one on side %d, %s at %v: %d are left, want %d", earlier, step.rule.Scope, step.now, d.Remaining, step.want)
+				t.Errorf("the earlier one on side %d, %s at %v: %d are left, want %d", earlier, step.rule.Scope,
+					step.now, d.Remaining, step.want)
 			}
 		}
 	}

@@ -10,7 +10,8 @@ import (
 // Refund gives units back, the oldest first, and returns how many. Under a requestID that is known for the key's
 // refunds it gives back nothing and returns what the first one did; the error is ErrRequestID when that was of another
 // number of units. The empty id is none. caller names the caller; empty: not known.
-func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, requestID, caller string) (n int64, err error) {
+func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, requestID,
+	caller string) (n int64, err error) {
 	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) (err error) {
 		n, err = sh.refund(part, k, rule, now, units, requestID, caller)
 		return err
@@ -19,7 +20,8 @@ func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, request
 }
 
 // refund is Refund under the lock, for a partition that is open.
-func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, units int64, requestID, caller string) (n int64, err error) {
+func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, units int64, requestID,
+	caller string) (n int64, err error) {
 	of := stateID{rule.Scope, k.Key}
 	if requestID != "" && part.extras != nil {
 		if m, ok := part.extras.answers.get(answerKey{of, requestID, answerRefund}, now.Mono); ok {

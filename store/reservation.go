@@ -113,7 +113,8 @@ func (r *reservations) of(of stateID, hash uint64) *pending {
 }
 
 // put adds the newest reservation of a state. beforeReservation has made sure that there may be one more.
-func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold, b *shardBudget) *pending {
+func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold,
+	b *shardBudget) *pending {
 	if p, i, _ := r.get(reservationKey{of, e.id}, 0); i >= 0 {
 		r.remove(p, i, b)
 	}

@@ -22,7 +22,8 @@ func TestExtend(t *testing.T) {
 	}
 	extend := func(now time.Duration, c Call) (Answer, error) { return s.Decide(k, r, at(now), c, nil) }
 	expect.ErrorIs(t, expect.Err(extend(0, call(1, 0))), ErrNotPending, "of none")
-	a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 4}, Reservation: id, ReserveFor: 10 * time.Second}, nil)
+	a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 4}, Reservation: id, ReserveFor: 10 * time.Second},
+		nil)
 	must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 	a, err = extend(time.Second, call(7, time.Minute))
 	expect.True(t, err == nil && !a.Allowed && a.Granted == 0 && a.RetryAfter > 0, "beyond the limit: %+v, %v", a, err)
@@ -54,7 +55,8 @@ func TestSettledOnce(t *testing.T) {
 	r := rule("p", log(10, minute))
 	for _, once := range []bool{false, true} {
 		key := fmt.Sprint(once)
-		decide(t, s, r, key, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute, ReserveOnce: once})
+		decide(t, s, r, key, at(0),
+			Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute, ReserveOnce: once})
 		for _, want := range []bool{true, !once} {
 			_, known, err := settle(s, s.key("p", key), r, at(0), reservationOf(1), 1)
 			expect.True(t, err == nil && known == want, "once %v: known %v, %v, want %v", once, known, err, want)
@@ -66,7 +68,8 @@ func TestSettledOnce(t *testing.T) {
 func TestExtensionIsCopied(t *testing.T) {
 	holder, copied, l := followed(t)
 	r, id := rule("p", log(10, minute)), reservationOf(1)
-	decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 2}, Reservation: id, ReserveFor: 10 * time.Second})
+	decide(t, holder, r, "k", at(0),
+		Call{Request: algo.Request{Cost: 2}, Reservation: id, ReserveFor: 10 * time.Second})
 	l.sync(t, 0, false)
 	decide(t, holder, r, "k", at(time.Second), Call{Reservation: id, ReserveFor: 30 * time.Second, Extend: true})
 	if holder.Pending(0, ownership.Backup) > 0 {
@@ -93,10 +96,12 @@ func TestRefundBesideReservation(t *testing.T) {
 // TestCancelOfCarriedDebt: a cancel gives nothing back of a window that has ended, neither the debt that is carried nor
 // the refusals that are counted in the next one.
 func TestCancelOfCarriedDebt(t *testing.T) {
-	r := rule("p", algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: minute, CarryDebt: true, CountDenied: true})
+	r := rule("p", algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: minute, CarryDebt: true,
+		CountDenied: true})
 	for _, requestID := range []string{"", "a"} {
 		s := New(Config{})
-		decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 15, Always: true}, Reservation: reservationOf(1), ReserveFor: 10 * minute})
+		decide(t, s, r, "k", at(0),
+			Call{Request: algo.Request{Cost: 15, Always: true}, Reservation: reservationOf(1), ReserveFor: 10 * minute})
 		d := decide(t, s, r, "k", at(70*time.Second), withID(8, requestID))
 		must.True(t, !d.Allowed && d.Remaining == 0, "%+v", d)
 		n, known, err := settle(s, s.key("p", "k"), r, at(80*time.Second), reservationOf(1), 0)
@@ -118,7 +123,8 @@ func TestSettleBeyondReserved(t *testing.T) {
 	}{
 		{"within the limit", log(10, minute), 0, Settled{Known: true, Excess: 5}, 2, 0},
 		{"beyond", log(10, minute), 5, Settled{Known: true, Excess: 5, Over: true}, 0, 3},
-		{"bounded", algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: minute, MaxDebt: 1}, 5, Settled{Known: true, Excess: 3, Over: true}, 0, 1},
+		{"bounded", algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: minute, MaxDebt: 1}, 5,
+			Settled{Known: true, Excess: 3, Over: true}, 0, 1},
 	} {
 		s := New(Config{})
 		r := rule("p", tt.limit)
@@ -235,7 +241,8 @@ func TestRequestIDOfAnotherOperation(t *testing.T) {
 				switch {
 				case !test.same && !errors.Is(err, ErrRequestID):
 					t.Errorf("%+v, %v; want ErrRequestID", got, err)
-				case test.same && (err != nil || !got.Allowed || got.Granted != 5 || got.Reservation.Whole() != one.Reservation.Whole()):
+				case test.same && (err != nil || !got.Allowed || got.Granted != 5 ||
+					got.Reservation.Whole() != one.Reservation.Whole()):
 					t.Errorf("repeated: %+v, %v; want what the first was answered: %+v", got, err, one)
 				}
 				after, err := s.Decide(k, r, at(0), cost(0), nil)
@@ -263,7 +270,8 @@ func TestBoundedCommit(t *testing.T) {
 			r := rule("p", test.limits...)
 			k := s.key("p", "k")
 			id := reservationOf(1)
-			a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 5}, Reservation: id, ReserveFor: minute}, nil)
+			a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 5}, Reservation: id, ReserveFor: minute},
+				nil)
 			must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 			for _, keep := range []int64{5 + test.most + 1, algo.MaxLimit} {
 				out, err := s.Settle(k, r, at(0), Settlement{ID: id, Keep: keep, Bounded: true})
@@ -319,7 +327,8 @@ func TestAtomicBeyondTheKeysBound(t *testing.T) {
 	s := New(Config{MaxKeyReservations: 1})
 	r := rule("p", log(10, time.Hour))
 	for i := range uint64(3) {
-		once := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(i + 1), ReserveFor: minute, ReserveOnce: true}
+		once := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(i + 1), ReserveFor: minute,
+			ReserveOnce: true}
 		expect.True(t, must.Value(s.Decide(s.key("p", "k"), r, at(0), once, nil))(t).Allowed, "%d", i)
 	}
 }

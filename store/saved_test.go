@@ -49,7 +49,8 @@ func (d *disked) waits(a Answer) (who string) {
 // TestDiskFollows: the disk is told of persistent rules alone, and an answer waits for what its durability says.
 func TestDiskFollows(t *testing.T) {
 	d := &disked{Store: New(Config{}), t: t}
-	plain, none, async, escrow, sync := rule("plain", window(9, time.Minute)), rule("none", window(9, time.Minute)), rule("async", window(9, time.Minute)),
+	plain, none, async, escrow, sync := rule("plain", window(9, time.Minute)), rule("none", window(9, time.Minute)),
+		rule("async", window(9, time.Minute)),
 		rule("escrow", window(9, time.Minute)), rule("sync", window(9, time.Minute))
 	plain.Durability, none.Durability, escrow.Durability, sync.Durability = Sync, None, Escrow, Sync
 	for _, r := range []*Rule{none, async, escrow, sync} {
@@ -59,7 +60,8 @@ func TestDiskFollows(t *testing.T) {
 	expect.True(t, a.Degraded && a.Ticket == 0, "without a disk: %+v", a)
 	d.attach(ownership.Disk)
 	a = answer(t, d.Store, plain, "k", at(0), cost(1))
-	expect.True(t, a.Ticket == 0 && d.Pending(0, ownership.Disk) == 0, "a rule without Persist: %+v, pending %d", a, d.Pending(0, ownership.Disk))
+	expect.True(t, a.Ticket == 0 && d.Pending(0, ownership.Disk) == 0, "a rule without Persist: %+v, pending %d", a,
+		d.Pending(0, ownership.Disk))
 	for _, backup := range []bool{false, true} {
 		if backup {
 			d.attach(ownership.Backup)
@@ -84,7 +86,8 @@ func TestDiskFollows(t *testing.T) {
 	expect.True(t, !a.Degraded && a.Ticket&ownership.Saved != 0 && d.Safe(0) == 0, "%+v", a)
 	d.drain(ownership.Disk)
 	d.Confirm(0, ownership.Disk, d.version[ownership.Disk])
-	expect.True(t, d.Safe(0) == 0 && answer(t, d.Store, async, "k", at(0), cost(1)).Degraded, "before the copy is whole")
+	expect.True(t, d.Safe(0) == 0 && answer(t, d.Store, async, "k", at(0), cost(1)).Degraded,
+		"before the copy is whole")
 	d.Caught(0, ownership.Disk)
 	expect.True(t, !answer(t, d.Store, async, "k", at(0), cost(1)).Degraded, "degraded")
 	d.Detach(0, ownership.Disk)
@@ -143,7 +146,8 @@ func TestDiskSkipsAnswers(t *testing.T) {
 	disk := New(Config{Shut: true})
 	expect.True(t, disk.Apply(0, false, at(0), d.drain(ownership.Disk)) == nil, "a bad chunk")
 	text := strings.Join(contents(disk, at(0)), "\n")
-	expect.True(t, strings.Contains(text, "two") && !strings.Contains(text, "one") && !strings.Contains(text, "three"), "%s", text)
+	expect.True(t, strings.Contains(text, "two") && !strings.Contains(text, "one") && !strings.Contains(text, "three"),
+		"%s", text)
 	expect.Equal(t, d.Pending(0, ownership.Disk), 0, "pending")
 }
 

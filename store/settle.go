@@ -108,7 +108,8 @@ func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out
 	return out, s.refusedRoom(err, rule, how.Caller)
 }
 
-func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, how *Settlement) (out Settled, err error) {
+func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant,
+	how *Settlement) (out Settled, err error) {
 	of := stateID{rule.Scope, k.Key}
 	sh.expireReservationsOn(part, &k, rule, now)
 	all := &part.extras.reservations
@@ -136,7 +137,8 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 		for _, i := range slices.Backward(charges) {
 			n := min(left, reserved.list[i].units)
 			left -= n
-			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, reserved.holds, i, n, part.toldOf(r, &reserved.list[i]))
+			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, reserved.holds, i, n,
+				part.toldOf(r, &reserved.list[i]))
 		}
 		return out.Returned > 0
 	})
@@ -174,7 +176,8 @@ func (sh *shard) settledBefore(part *partition, k Key, rule *Rule, now algo.Inst
 }
 
 // chargeExcess charges units beyond those of a reservation. It charges nothing where loans are to be recalled before.
-func (sh *shard) chargeExcess(part *partition, k Key, rule *Rule, now algo.Instant, how *Settlement, units int64, out *Settled) error {
+func (sh *shard) chargeExcess(part *partition, k Key, rule *Rule, now algo.Instant, how *Settlement, units int64,
+	out *Settled) error {
 	most := rule.Limits.Highest()
 	if how.Bounded && units > most {
 		return ErrExcess

@@ -283,7 +283,8 @@ func (sh *shard) stateOf(t *table, k *Key, rule *Rule) (state algo.State, number
 		}
 		sp := &sh.specs[words[1]>>32]
 		end := headWords + sp.words
-		if sp.rule == rule && words[1]&(lentFlag|bannedFlag) == 0 && string(bytesOf(words[end+sp.bans:], int(uint16(words[1])))) == k.Key {
+		if sp.rule == rule && words[1]&(lentFlag|bannedFlag) == 0 &&
+			string(bytesOf(words[end+sp.bans:], int(uint16(words[1])))) == k.Key {
 			return algo.State(words[headWords:end:end]), uint32(words[1] >> 32)
 		}
 	}
@@ -427,7 +428,8 @@ func (sh *shard) adopt(c *content, slot uint32, rule *Rule, now algo.Instant) (c
 
 // same reports whether two rules of one scope are the same in all that a record's spec stands for.
 func same(a, b *Rule) bool {
-	return a.Durability == b.Durability && a.Strict == b.Strict && a.Persist == b.Persist && a.Ban == b.Ban && sameLimits(a.Limits, b.Limits)
+	return a.Durability == b.Durability && a.Strict == b.Strict && a.Persist == b.Persist && a.Ban == b.Ban &&
+		sameLimits(a.Limits, b.Limits)
 }
 
 // sameLimits compares limits with their time zones by name: what has come from another process has zones of its own.
@@ -465,7 +467,8 @@ func (sh *shard) intern(rule *Rule, caller string) (uint32, bool) {
 		return 0, false
 	}
 	numbers := sh.specOf[key]
-	fresh := spec{rule: rule, words: rule.Limits.Words(), bans: banWords(rule.Ban), refs: 1, place: len(numbers), share: share, caller: of}
+	fresh := spec{rule: rule, words: rule.Limits.Words(), bans: banWords(rule.Ban), refs: 1, place: len(numbers),
+		share: share, caller: of}
 	var n uint32
 	if last := len(sh.free) - 1; last >= 0 {
 		n = sh.free[last]

@@ -120,7 +120,8 @@ func (s *shares) init(cfg Config) {
 		s.of = func(scope string) (string, bool) { return scope, false }
 	}
 	s.maxKeys, s.maxBytes = cfg.MaxKeys, cfg.MaxBytes
-	for as, most := range map[*accounts]int{&s.policies: math.MaxInt, &s.inlines: maxAccounts, &s.callers: maxAccounts} {
+	for as, most := range map[*accounts]int{&s.policies: math.MaxInt, &s.inlines: maxAccounts,
+		&s.callers: maxAccounts} {
 		as.by, as.most = make(map[string]*account), most
 	}
 	s.inlines.rest.inline = &s.inline
@@ -210,7 +211,8 @@ func (s *shares) fair(sp *spec, keys, bytes int64) bool {
 
 // short reports whether the store has no room but its reserve.
 func (s *shares) short(keys, bytes int64) bool {
-	return s.maxKeys > 0 && keys >= s.maxKeys-s.maxKeys/reserve || s.maxBytes > 0 && bytes >= s.maxBytes-s.maxBytes/reserve
+	return s.maxKeys > 0 && keys >= s.maxKeys-s.maxKeys/reserve ||
+		s.maxBytes > 0 && bytes >= s.maxBytes-s.maxBytes/reserve
 }
 
 // mayReserve says whether a caller may make one more reservation beside so many, of most, in a store of which so many
@@ -261,7 +263,8 @@ func (s *Store) bounds(own bool) (keys, bytes int64) {
 
 // mayEnter says whether a new record may be made under a rule.
 func (sh *shard) mayEnter(sp *spec, rule *Rule) bool {
-	if rule.MaxKeys > 0 && sp.share.keys.Load() >= rule.MaxKeys || rule.MaxBytes > 0 && sp.share.bytes.Load() >= rule.MaxBytes {
+	if rule.MaxKeys > 0 && sp.share.keys.Load() >= rule.MaxKeys ||
+		rule.MaxBytes > 0 && sp.share.bytes.Load() >= rule.MaxBytes {
 		return false
 	}
 	return sh.store.shares.fair(sp, sh.store.keys.Load(), sh.store.budget.used.Load())
@@ -349,7 +352,8 @@ func (s *Store) Shares() (policies, inline, callers []Share) {
 	defer a.mu.RUnlock()
 	read := func(as *accounts) (list []Share) {
 		one := func(a *account) {
-			list = append(list, Share{a.label, a.keys.Load(), a.bytes.Load(), a.refused.Load(), a.ids.Load(), a.idsLost.Load()})
+			list = append(list, Share{a.label, a.keys.Load(), a.bytes.Load(), a.refused.Load(), a.ids.Load(),
+				a.idsLost.Load()})
 		}
 		for _, a := range as.by {
 			one(a)

@@ -71,7 +71,8 @@ func walked(t *testing.T, s *Store) {
 			} else {
 				bytes += one.Bytes
 			}
-			must.True(t, one.Bytes >= 0 && one.Keys >= 0 && (one.Keys != 0 || one.Bytes == 0 || list.kind == "caller "), // its reservations of others' keys
+			// its reservations of others' keys
+			must.True(t, one.Bytes >= 0 && one.Keys >= 0 && (one.Keys != 0 || one.Bytes == 0 || list.kind == "caller "),
 				"%s%q has %+v", list.kind, one.Name, one)
 		}
 	}
@@ -156,7 +157,8 @@ func emptied(t *testing.T, s *Store) {
 	}
 	for _, a := range all {
 		if a.keys.Load() != 0 || a.bytes.Load() != 0 || a.refs != 0 || a.ids.Load() != 0 || a.reserved.Load() != 0 {
-			t.Errorf("%q is left with %d keys, %d bytes, %d of request ids and %d references", a.label, a.keys.Load(), a.bytes.Load(), a.ids.Load(), a.refs)
+			t.Errorf("%q is left with %d keys, %d bytes, %d of request ids and %d references", a.label, a.keys.Load(),
+				a.bytes.Load(), a.ids.Load(), a.refs)
 		}
 	}
 	for _, as := range kinds {
@@ -257,7 +259,8 @@ func TestSharesAtTheBounds(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 22))
 		s := New(Config{Partitions: 4, MaxKeys: 60, MaxBytes: 200_000, ShareOf: shareOf})
 		s.SetShares(3)
-		rules := []*Rule{rule("a", log(3000, time.Second)), rule("b", window(100, time.Second)), rule("ns/c", log(3000, 3*time.Second))}
+		rules := []*Rule{rule("a", log(3000, time.Second)), rule("b", window(100, time.Second)),
+			rule("ns/c", log(3000, 3*time.Second))}
 		rules[1].MaxKeys, rules[0].MaxBytes = 10, 60_000
 		var now time.Duration
 		for range 400 {
@@ -358,9 +361,11 @@ func TestFairPartOfCallers(t *testing.T) {
 		n := crowd(t, s, r, caller, 20)
 		expect.True(t, n == 20, "%s gets %d keys", caller, n)
 	}
-	_, err := s.Decide(s.key("login", "new"), r, at(time.Second), Call{Request: algo.Request{Cost: 1}, Caller: "greedy"}, nil)
+	_, err := s.Decide(s.key("login", "new"), r, at(time.Second),
+		Call{Request: algo.Request{Cost: 1}, Caller: "greedy"}, nil)
 	expect.ErrorIs(t, err, ErrShareFull, "the greedy caller goes on")
-	_, err = s.Decide(s.key("login", "greedy1"), r, at(time.Second), Call{Request: algo.Request{Cost: 1}, Caller: "greedy"}, nil)
+	_, err = s.Decide(s.key("login", "greedy1"), r, at(time.Second),
+		Call{Request: algo.Request{Cost: 1}, Caller: "greedy"}, nil)
 	expect.NoError(t, err, "a known key")
 	_, _, callers := s.Shares()
 	st := s.Stats()
@@ -419,7 +424,8 @@ func TestRequestIDsOfOneCaller(t *testing.T) {
 			charge := func(s *Store, p int, caller, id string, units int64) int64 {
 				c := cost(units)
 				c.Caller, c.RequestID = caller, id
-				a, err := s.Decide(Key{Hash: uint64(p)<<32 | hashOf("p", "k")>>32, Partition: p, Key: "k"}, r, at(time.Second), c, nil)
+				a, err := s.Decide(Key{Hash: uint64(p)<<32 | hashOf("p", "k")>>32, Partition: p, Key: "k"}, r,
+					at(time.Second), c, nil)
 				if err == ErrRequestID {
 					return 0 // it is known
 				}

@@ -307,8 +307,9 @@ type Stats struct {
 func (s *Store) Stats() Stats {
 	st := Stats{
 		Keys: s.keys.Load(), Bytes: s.budget.used.Load(), MaxKeys: s.cfg.MaxKeys, MaxBytes: s.cfg.MaxBytes,
-		Full: s.full.Load(), ShareFull: s.shareFull.Load(), Swept: s.swept.Load(), RequestIDsLost: s.budget.memosLost.Load(),
-		Reservations: s.budget.reservations.Load(), ReservationsRejected: s.budget.reservationsRejected.Load(),
+		Full: s.full.Load(), ShareFull: s.shareFull.Load(), Swept: s.swept.Load(),
+		RequestIDsLost: s.budget.memosLost.Load(),
+		Reservations:   s.budget.reservations.Load(), ReservationsRejected: s.budget.reservationsRejected.Load(),
 	}
 	s.eachPartition(func(part *partition) {
 		if !part.open {
@@ -353,7 +354,8 @@ func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []al
 
 // DecideTo is Decide with the answer in *a, which is to be zero before and is of no use when there is an error; see
 // algo.Limits.DecideTo. Nothing is kept of what is pointed to.
-func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer) (err error) {
+func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision,
+	a *Answer) (err error) {
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
 	defer func() {
@@ -380,7 +382,8 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 
 // decideFull is DecideTo for a call that has found no room, for the reason err: in the store (errNoRoom) or in its
 // share (errShare).
-func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer, err error) error {
+func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer,
+	err error) error {
 	sh, part := s.at(k.Partition)
 	// Another shard may hold the idle states that can make way, so no lock is held while looking for them. One of them
 	// may not be enough for a page to become free: each time twice as many are looked for.
@@ -491,22 +494,23 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 	// One shard more than there are, because the first is entered in its middle.
 	for shards := 0; records > 0 && partitions > 0 && dropped < enough && shards <= len(s.shards); {
 		from := s.hand
-		visited, passed := s.walk(&s.hand, min(records, sweepHold), now, func(sh *shard, part *partition, slot uint32) bool {
-			r := sh.record(part.ref(slot))
-			if part.open && r.has(lentFlag) {
-				sh.expireLoans(part, r, now)
-			}
-			if !sh.dispensable(r, now) {
-				return false
-			}
-			if part.role != nil && len(part.role.advances.by) > 0 {
-				sh.endAdvance(part, r.hash(), r.id())
-			}
-			part.lose(r)
-			sh.drop(&part.table, slot)
-			dropped++
-			return true
-		})
+		visited, passed := s.walk(&s.hand, min(records, sweepHold), now,
+			func(sh *shard, part *partition, slot uint32) bool {
+				r := sh.record(part.ref(slot))
+				if part.open && r.has(lentFlag) {
+					sh.expireLoans(part, r, now)
+				}
+				if !sh.dispensable(r, now) {
+					return false
+				}
+				if part.role != nil && len(part.role.advances.by) > 0 {
+					sh.endAdvance(part, r.hash(), r.id())
+				}
+				part.lose(r)
+				sh.drop(&part.table, slot)
+				dropped++
+				return true
+			})
 		records -= visited
 		if passed {
 			partitions -= len(s.shards[from.shard].partitions) - from.part
@@ -522,7 +526,8 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 // walk calls visit for up to n records of one shard from h on, under the shard's lock. It returns how many it visited,
 // and whether that was the last of the shard: h then stands at the beginning of the next one. visit returns true when
 // it dropped the record it was given. What becomes due in a partition by the passing of time is done as it is entered.
-func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *partition, uint32) bool) (visited int, passed bool) {
+func (s *Store) walk(h *hand, n int, now algo.Instant,
+	visit func(*shard, *partition, uint32) bool) (visited int, passed bool) {
 	sh := &s.shards[h.shard]
 	sh.mu.Lock()
 	defer sh.unlock()

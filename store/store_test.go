@@ -135,7 +135,8 @@ func TestAgainstStates(t *testing.T) {
 				got := decide(t, s, r, key, at(now), call)
 				want, err := r.Limits.Decide(m.arena, m.state, at(now), call.Request, nil)
 				must.True(t, err == nil && got == want,
-					"seed %d step %d: %s under %v at %v, %+v:\n got %+v\nwant %+v", seed, step, id, r.Limits, now, call, got, want)
+					"seed %d step %d: %s under %v at %v, %+v:\n got %+v\nwant %+v", seed, step, id, r.Limits, now, call,
+					got, want)
 			}
 		}
 		// A sweep after everything has run out leaves nothing behind, and no memory counted.
@@ -406,7 +407,8 @@ func TestRepeatedAnswers(t *testing.T) {
 		moved.Open(0)
 		for store, now := range map[*Store]algo.Instant{s: at(0), moved: l.there(0)} {
 			got := decide(t, store, test.rule, "k", now, test.call)
-			if got.Granted != want.Granted || got.Allowed != want.Allowed || got.Delay != want.Delay || got.Lease != want.Lease {
+			if got.Granted != want.Granted || got.Allowed != want.Allowed || got.Delay != want.Delay ||
+				got.Lease != want.Lease {
 				t.Errorf("%s: %+v, repeated %+v", test.rule.Scope, want, got)
 			}
 		}
@@ -491,7 +493,8 @@ func TestDecideKnown(t *testing.T) {
 		{"a strict rule", strict, func(*Store, Key) {}, 1, false},
 		{"an unknown key", plain, func(s *Store, k Key) { s.Reset(k, "p") }, 1, false},
 		{"a partition that is shut", plain, func(s *Store, k Key) { s.Shut(0) }, 1, false},
-		{"a partition that is followed", plain, func(s *Store, k Key) { s.Attach(0, ownership.Backup, true) }, 1, false},
+		{"a partition that is followed", plain, func(s *Store, k Key) { s.Attach(0, ownership.Backup, true) }, 1,
+			false},
 		{"beside reservations", plain, func(s *Store, k Key) {
 			other := s.key("p", "other")
 			must.True(t, must.Value(s.Decide(other, plain, at(0), reserveFor(1, 1, minute), nil))(t).Allowed, "refused")

@@ -14,7 +14,8 @@ import (
 )
 
 func TestACancelLeavesNoTrace(t *testing.T) {
-	for _, a := range []algo.Algorithm{algo.SlidingLog, algo.SlidingWindow, algo.SlidingCounter, algo.FixedWindow, algo.TokenBucket, algo.LeakyBucket} {
+	for _, a := range []algo.Algorithm{algo.SlidingLog, algo.SlidingWindow, algo.SlidingCounter, algo.FixedWindow,
+		algo.TokenBucket, algo.LeakyBucket} {
 		t.Run(a.String(), func(t *testing.T) {
 			s, never := New(Config{}), New(Config{})
 			r := rule("p", algo.Limit{Algorithm: a, Limit: 10, Window: 3 * time.Second})
@@ -192,11 +193,13 @@ func TestUndoAcrossStores(t *testing.T) {
 		"sliding_window":  {limit(algo.SlidingWindow, 12, time.Second)},
 		"sliding_counter": {limit(algo.SlidingCounter, 12, time.Second)},
 		"token_bucket":    {limit(algo.TokenBucket, 12, time.Second)},
-		"several":         {limit(algo.SlidingLog, 8, time.Second), limit(algo.SlidingLog, 20, 2*time.Second), limit(algo.LeakyBucket, 9, time.Second)},
+		"several": {limit(algo.SlidingLog, 8, time.Second), limit(algo.SlidingLog, 20, 2*time.Second),
+			limit(algo.LeakyBucket, 9, time.Second)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(100) {
-				w := &undoWorld{t: t, rng: rand.New(rand.NewPCG(seed, 3)), first: rule("p", limits...), reloads: seed%3 == 0}
+				w := &undoWorld{t: t, rng: rand.New(rand.NewPCG(seed, 3)), first: rule("p", limits...),
+					reloads: seed%3 == 0}
 				w.expires = seed%2 == 0
 				w.first.ReleaseExpired = w.expires
 				w.rule = w.first
@@ -363,7 +366,8 @@ func (w *undoWorld) extend(s *Store, k Key, c *undoCharge, id uint64) {
 func TestACancelledChargeOfSeveralLimits(t *testing.T) {
 	s := New(Config{})
 	limits := []algo.Limit{
-		{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Hour, MaxDebt: 5}, {Algorithm: algo.FixedWindow, Limit: 100, Window: time.Hour},
+		{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Hour, MaxDebt: 5},
+		{Algorithm: algo.FixedWindow, Limit: 100, Window: time.Hour},
 	}
 	r := rule("p", limits...)
 	k := s.key("p", "k")

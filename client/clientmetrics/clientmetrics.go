@@ -42,7 +42,8 @@ func Client(c *client.Client) prometheus.Collector {
 //
 // The name distinguishes several middlewares of one program.
 func Middleware(name string, counts func() client.Counts) prometheus.Collector {
-	desc := prometheus.NewDesc("weir_client_middleware_decisions_total", "Requests that a middleware has limited, by result.",
+	desc := prometheus.NewDesc("weir_client_middleware_decisions_total",
+		"Requests that a middleware has limited, by result.",
 		[]string{"result"}, prometheus.Labels{"middleware": name})
 	return collector(func(ch chan<- prometheus.Metric) { sendCounts(ch, desc, counts()) })
 }
@@ -60,7 +61,8 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("weir_client_"+name, help, labels, nil)
 }
 
-func send(ch chan<- prometheus.Metric, desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+func send(ch chan<- prometheus.Metric, desc *prometheus.Desc, kind prometheus.ValueType, value float64,
+	labels ...string) {
 	ch <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
 }
 

@@ -23,7 +23,8 @@ func TestCollectors(t *testing.T) {
 		must.True(t, err == nil && d.FailedOpen, "%v %v", d, err)
 	}
 	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(clientmetrics.Client(c), clientmetrics.Middleware("api", func() client.Counts { return client.Counts{Refused: 7} }))
+	r.MustRegister(clientmetrics.Client(c),
+		clientmetrics.Middleware("api", func() client.Counts { return client.Counts{Refused: 7} }))
 	const want = `
 # HELP weir_client_decisions_total Decisions of the client, by result.
 # TYPE weir_client_decisions_total counter

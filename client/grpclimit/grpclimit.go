@@ -49,7 +49,8 @@ func New(cfg Config) *Interceptors { return &Interceptors{gate: middleware.New(c
 
 // Unary is an interceptor that passes on the unary calls that are admitted. It sets trailers: weir-result (admitted,
 // refused, failed_open, failed_closed or bad_key), ratelimit, ratelimit-policy and x-ratelimit-….
-func (i *Interceptors) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (i *Interceptors) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler) (any, error) {
 	md, err := i.admit(ctx, info.FullMethod)
 	_ = grpc.SetTrailer(ctx, md) // fails outside a server's call, where there are no trailers
 	if err != nil {
@@ -59,7 +60,8 @@ func (i *Interceptors) Unary(ctx context.Context, req any, info *grpc.UnaryServe
 }
 
 // Stream is Unary for streams.
-func (i *Interceptors) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (i *Interceptors) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+	handler grpc.StreamHandler) error {
 	md, err := i.admit(stream.Context(), info.FullMethod)
 	stream.SetTrailer(md)
 	if err != nil {
@@ -81,7 +83,8 @@ func (i *Interceptors) admit(ctx context.Context, method string) (metadata.MD, e
 	case v.Gone:
 		return nil, status.FromContextError(ctx.Err()).Err()
 	case v.BadKey != nil:
-		return metadata.Pairs(quotaheader.Result, quotaheader.BadKey), status.Error(codes.InvalidArgument, "what names the caller "+v.BadKey.Message)
+		return metadata.Pairs(quotaheader.Result, quotaheader.BadKey),
+			status.Error(codes.InvalidArgument, "what names the caller "+v.BadKey.Message)
 	}
 	d := &v.Decision
 	fields := make(http.Header, 8)
@@ -140,7 +143,8 @@ func Method(c Call) string { return c.Method }
 // UnaryClient returns an interceptor that sends each unary call once the Waiter has admitted it. A nil key limits by
 // the method. If the wait fails, the interceptor returns its error and sends nothing.
 func UnaryClient(l client.Waiter, key KeyFunc) grpc.UnaryClientInterceptor {
-	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+		opts ...grpc.CallOption) error {
 		if err := wait(ctx, l, key, method); err != nil {
 			return err
 		}
@@ -150,7 +154,8 @@ func UnaryClient(l client.Waiter, key KeyFunc) grpc.UnaryClientInterceptor {
 
 // StreamClient is UnaryClient for streams. Each waits once, before it begins.
 func StreamClient(l client.Waiter, key KeyFunc) grpc.StreamClientInterceptor {
-	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer,
+		opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		if err := wait(ctx, l, key, method); err != nil {
 			return nil, err
 		}

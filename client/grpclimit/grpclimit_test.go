@@ -24,7 +24,8 @@ import (
 
 func open(t *testing.T) *client.Client {
 	t.Helper()
-	set := must.Value(policy.Parse("test.yaml", []byte("policies: [{name: api, algorithm: sliding_log, limit: 2, window: 1m}]")))(t)
+	set := must.Value(policy.Parse("test.yaml",
+		[]byte("policies: [{name: api, algorithm: sliding_log, limit: 2, window: 1m}]")))(t)
 	c := local.New(set)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -69,7 +70,8 @@ func TestServer(t *testing.T) {
 	}
 	expect.NoError(t, check(as("a"), h))
 	expect.NoError(t, watch(as("a"), h))
-	for name, call := range map[string]func(context.Context, healthv1.HealthClient) error{"unary": check, "stream": watch} {
+	for name, call := range map[string]func(context.Context, healthv1.HealthClient) error{"unary": check,
+		"stream": watch} {
 		err := call(as("a"), h)
 		if in := retryIn(err); status.Code(err) != codes.ResourceExhausted || in <= 0 || in > time.Minute {
 			t.Errorf("%s: %v, again in %v", name, err, in)
@@ -121,7 +123,8 @@ func TestAll(t *testing.T) {
 		return []client.Check{{Policy: "api", Key: "user"}, {Policy: "api", Key: "team", Cost: 2}}
 	}})
 	call := func() error {
-		_, err := i.Unary(t.Context(), nil, &grpc.UnaryServerInfo{}, func(context.Context, any) (any, error) { return nil, nil })
+		_, err := i.Unary(t.Context(), nil, &grpc.UnaryServerInfo{},
+			func(context.Context, any) (any, error) { return nil, nil })
 		return err
 	}
 	expect.NoError(t, call())
@@ -172,7 +175,8 @@ func (a answer) AllowN(context.Context, string, int64) (client.Decision, error) 
 
 func TestClient(t *testing.T) {
 	l := open(t).Policy("api")
-	h := dial(t, Config{Limiter: answer{Allowed: true}}, grpc.WithUnaryInterceptor(UnaryClient(l, nil)), grpc.WithStreamInterceptor(StreamClient(l, Method)))
+	h := dial(t, Config{Limiter: answer{Allowed: true}}, grpc.WithUnaryInterceptor(UnaryClient(l, nil)),
+		grpc.WithStreamInterceptor(StreamClient(l, Method)))
 	ctx := testkit.Within(t, 10*time.Second)
 	for range 2 {
 		expect.NoError(t, check(ctx, h))

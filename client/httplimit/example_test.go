@@ -34,7 +34,8 @@ func Example() {
 			return
 		}
 		res.Body.Close()
-		fmt.Printf("%d, remaining %s, retry after %q\n", res.StatusCode, res.Header.Get("X-RateLimit-Remaining"), res.Header.Get("Retry-After"))
+		fmt.Printf("%d, remaining %s, retry after %q\n", res.StatusCode, res.Header.Get("X-RateLimit-Remaining"),
+			res.Header.Get("Retry-After"))
 	}
 	// Output:
 	// 200, remaining 1, retry after ""
@@ -61,7 +62,8 @@ func ExampleNew() {
 	})
 	handler := limits.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	for _, r := range []*http.Request{
-		httptest.NewRequest("POST", "/", nil), httptest.NewRequest("POST", "/", nil), httptest.NewRequest("GET", "/", nil),
+		httptest.NewRequest("POST", "/", nil), httptest.NewRequest("POST", "/", nil),
+		httptest.NewRequest("GET", "/", nil),
 		httptest.NewRequest("GET", "/healthz", nil),
 	} {
 		w := httptest.NewRecorder()

@@ -66,7 +66,8 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		return
 	case v.BadKey != nil:
 		w.Header().Set(quotaheader.Result, quotaheader.BadKey)
-		writeProblem(w, http.StatusBadRequest, "The request has nothing to limit it by", "what names the caller "+v.BadKey.Message)
+		writeProblem(w, http.StatusBadRequest, "The request has nothing to limit it by",
+			"what names the caller "+v.BadKey.Message)
 		return
 	}
 	d := &v.Decision
@@ -86,7 +87,8 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		writeProblem(w, http.StatusTooManyRequests, "Too many requests", "this request can never pass its limit")
 	default:
 		seconds := strconv.FormatInt(quotaheader.RoundUp(d.RetryAfter, time.Second), 10)
-		writeProblem(w, http.StatusTooManyRequests, "Too many requests", "the limit lets this request pass in "+seconds+" s")
+		writeProblem(w, http.StatusTooManyRequests, "Too many requests",
+			"the limit lets this request pass in "+seconds+" s")
 	}
 }
 

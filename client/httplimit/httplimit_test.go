@@ -81,7 +81,8 @@ func TestHandler(t *testing.T) {
 // A value that no key can be gets 400 whatever OnError says, and a long one is limited like any other: by all of it.
 func TestKeysOfCallers(t *testing.T) {
 	log := &testkit.Buffer{}
-	m := New(Config{Limiter: open(t).Policy("api"), Key: Header("X-Api-Key"), OnError: client.FailOpen, Logger: log.Logger()})
+	m := New(Config{Limiter: open(t).Policy("api"), Key: Header("X-Api-Key"), OnError: client.FailOpen,
+		Logger: log.Logger()})
 	h := m.Handler(served)
 	for _, key := range []string{"", "\xff", strings.Repeat("a", 2000) + "\xff"} {
 		w := get(h, header("X-Api-Key", key))
@@ -155,7 +156,8 @@ func TestAll(t *testing.T) {
 		if r.URL.Path == "/free" {
 			return nil
 		}
-		return []client.Check{{Policy: "api", Key: r.Header.Get("User")}, {Policy: "api", Key: r.Header.Get("Team"), Cost: 2}}
+		return []client.Check{{Policy: "api", Key: r.Header.Get("User")},
+			{Policy: "api", Key: r.Header.Get("Team"), Cost: 2}}
 	}}).Handler(served)
 	as := func(user, team string) *httptest.ResponseRecorder {
 		return get(h, header("User", user), header("Team", team))
@@ -279,7 +281,8 @@ func TestTransport(t *testing.T) {
 	r := must.Value(http.NewRequestWithContext(ctx, "POST", server.URL, body))(t)
 	_, err := hc.Do(r)
 	expect.True(t, errors.Is(err, client.ErrDeadline) && body.closed, "%v, body closed: %v", err, body.closed)
-	other := http.Client{Transport: &Transport{Limiter: c.Policy("api"), Key: func(*http.Request) string { return "x" }, Base: http.DefaultTransport}}
+	other := http.Client{Transport: &Transport{Limiter: c.Policy("api"), Key: func(*http.Request) string { return "x" },
+		Base: http.DefaultTransport}}
 	res := must.Value(other.Get(server.URL))(t)
 	res.Body.Close()
 }

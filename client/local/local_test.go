@@ -96,7 +96,8 @@ func TestWithoutPolicies(t *testing.T) {
 
 // BenchmarkAllow is one question to a client that decides in this process: of one key, and of any of a million.
 func BenchmarkAllow(b *testing.B) {
-	set := must.Value(policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]")))(b)
+	set := must.Value(policy.Parse("test.yaml",
+		[]byte("policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]")))(b)
 	for _, keys := range []int{1, 1_000_000} {
 		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
 			c := New(set)

@@ -38,7 +38,8 @@ func newAlone(t *testing.T, voters ...string) *alone {
 }
 
 func newAloneWith(t *testing.T, cfg Config) *alone {
-	l := &alone{t: t, now: int64(time.Hour), data: newNotebook(cfg.Partitions), sent: make(map[Node]*Block), given: make(map[Node]uint64)}
+	l := &alone{t: t, now: int64(time.Hour), data: newNotebook(cfg.Partitions), sent: make(map[Node]*Block),
+		given: make(map[Node]uint64)}
 	cfg.Self, cfg.Data = self, l.data
 	l.core = New(cfg, l.time())
 	return l
@@ -208,7 +209,8 @@ func (l *alone) ack(n Node) {
 // refuse has it refuse an entry.
 func (l *alone) refuse(n Node, e *Entry, o Outcome) {
 	b := l.sent[n]
-	l.get(n, &BlockAck{Log: b.Log, Position: b.Position, Refusals: []Refusal{{Partition: e.Partition, Attachment: e.Attachment, Outcome: o}}})
+	l.get(n, &BlockAck{Log: b.Log, Position: b.Position,
+		Refusals: []Refusal{{Partition: e.Partition, Attachment: e.Attachment, Outcome: o}}})
 }
 
 // acks has a process, or each, take in every block that was sent to it, and those that follow.

@@ -74,7 +74,8 @@ type answer struct {
 // recorded on this node's disk may still join with newer copies (awaitsMembers, disk.go).
 func (c *Core) mayAsk(p int) bool {
 	pt := &c.parts[p]
-	return !pt.held && c.mine(p) && !c.awaitsMembers() && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t >= pt.askAt &&
+	return !pt.held && c.mine(p) && !c.awaitsMembers() && c.view.Settled && !c.view.Leaving &&
+		pt.incoming.from == (Node{}) && c.t >= pt.askAt &&
 		!c.strange(pt.holder)
 }
 
@@ -280,7 +281,8 @@ func (c *Core) holdings(partitions []int) *QueryReply {
 	news := &QueryReply{}
 	for _, p := range partitions {
 		if pt := &c.parts[p]; pt.held {
-			news.Infos = append(news.Infos, Info{Partition: p, Held: true, Term: pt.term, Holder: c.cfg.Self, Copy: Position{Term: pt.saved}})
+			news.Infos = append(news.Infos,
+				Info{Partition: p, Held: true, Term: pt.term, Holder: c.cfg.Self, Copy: Position{Term: pt.saved}})
 		}
 	}
 	return news

@@ -255,7 +255,8 @@ type part struct {
 	copy     Position
 	incoming incoming
 	origin   Term // of the content or the copy: the term that its history began with
-	saved    Term // under which this process has held what its disk has; zero: nothing, or the disk of a later holder has it
+	// under which this process has held what its disk has; zero: nothing, or the disk of a later holder has it
+	saved    Term
 	restored bool // the copy was on the disk when this process started, and this process or another is to take it in
 	bringTo  Node // the process that said last that it holds the partition, while restored
 }
@@ -279,7 +280,8 @@ func New(cfg Config, now Now) *Core {
 	}
 	c := &Core{
 		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
-		strangers: make(map[Node]int64), departed: make(map[Node]int64), newcomers: make(map[Node]int64), words: make(map[Node]int64),
+		strangers: make(map[Node]int64), departed: make(map[Node]int64), newcomers: make(map[Node]int64),
+		words: make(map[Node]int64),
 		asked: make(map[uint64]int64), full: make(map[Node]int64), received: make(map[Node]*inlog),
 	}
 	// Apart from parts: they are large, and most work reads none of them.
@@ -492,14 +494,17 @@ func (c *Core) Behind() bool { return c.flushed < len(c.dirty) }
 // after 100 ms, unless a message, a view, an urgent or any other change comes first.
 func (c *Core) Idle() bool {
 	g := &c.grants
-	return c.flushAt == c.t+int64(c.cfg.Flush) && c.rests() && len(c.dirty)+len(c.pending)+len(c.gained) == 0 && c.round == nil &&
-		!slices.ContainsFunc(c.logs, (*outlog).pending) && (g.voters == 0 || !g.urgent && g.hasty == [maxVoters]bool{}) &&
+	return c.flushAt == c.t+int64(c.cfg.Flush) && c.rests() && len(c.dirty)+len(c.pending)+len(c.gained) == 0 &&
+		c.round == nil &&
+		!slices.ContainsFunc(c.logs, (*outlog).pending) &&
+		(g.voters == 0 || !g.urgent && g.hasty == [maxVoters]bool{}) &&
 		(c.voter == nil || c.voter.ready())
 }
 
 // rests reports whether nothing is in progress that a look at all partitions would take further.
 func (c *Core) rests() bool {
-	return c.Settled() && !c.view.Leaving && len(c.busy)+len(c.newcomers)+c.arriving == 0 && !slices.ContainsFunc(c.logs, c.late)
+	return c.Settled() && !c.view.Leaving && len(c.busy)+len(c.newcomers)+c.arriving == 0 &&
+		!slices.ContainsFunc(c.logs, c.late)
 }
 
 // flush sends followers pending changes that no answer waits for, at most flushBytes in one call. After a change of all
@@ -613,7 +618,8 @@ func (c *Core) Take() Effects {
 	out := c.out
 	clear(c.taken.Messages) // only the array is used again
 	c.out = Effects{
-		Routes: c.taken.Routes[:0], Confirmed: c.taken.Confirmed[:0], Messages: c.taken.Messages[:0], Notes: c.taken.Notes[:0],
+		Routes: c.taken.Routes[:0], Confirmed: c.taken.Confirmed[:0], Messages: c.taken.Messages[:0],
+		Notes: c.taken.Notes[:0],
 	}
 	c.taken = out
 	return out
@@ -632,7 +638,8 @@ func (c *Core) note(what string, p int, other Node, detail string) {
 }
 
 func (c *Core) noteBefore(what string, p int, before Term, other Node, detail string) {
-	c.out.Notes = append(c.out.Notes, Note{What: what, Partition: p, Term: c.parts[p].term, Before: before, Other: other, Detail: detail})
+	c.out.Notes = append(c.out.Notes,
+		Note{What: what, Partition: p, Term: c.parts[p].term, Before: before, Other: other, Detail: detail})
 }
 
 func (c *Core) lives(n Node) bool {

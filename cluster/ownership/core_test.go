@@ -239,7 +239,8 @@ func newTown(t *testing.T, seed uint64, partitions int, voters ...string) *town 
 
 func (w *town) start(name string) *citizen {
 	w.boots++
-	n := &citizen{self: Node{name, w.boots}, data: newNotebook(w.partitions), in: true, told: make([]uint64, w.partitions)}
+	n := &citizen{self: Node{name, w.boots}, data: newNotebook(w.partitions), in: true,
+		told: make([]uint64, w.partitions)}
 	n.core = New(Config{Self: n.self, Partitions: w.partitions, Data: n.data, Voters: w.voters}, w.time())
 	w.nodes[name] = n
 	return n
@@ -256,7 +257,8 @@ func (w *town) views() {
 	names := slices.Sorted(maps.Keys(w.nodes))
 	for _, me := range names {
 		n := w.nodes[me]
-		v := View{Settled: true, Leaving: !n.in, Owners: make([]int32, w.partitions), Backups: make([]int32, w.partitions)}
+		v := View{Settled: true, Leaving: !n.in, Owners: make([]int32, w.partitions),
+			Backups: make([]int32, w.partitions)}
 		for _, name := range names {
 			if name == me || !w.cut[[2]string{me, name}] && !w.cut[[2]string{name, me}] {
 				v.Members = append(v.Members, Member{Node: w.nodes[name].self, Active: w.nodes[name].in})
@@ -302,7 +304,8 @@ func (w *town) collect(n *citizen) {
 	}
 	if w.log != nil {
 		for _, note := range out.Notes {
-			w.log("%8.3f %s: %s p%d %s %s %s", float64(w.now-int64(time.Hour))/1e9, n.self.Name, note.What, note.Partition, note.Term, note.Other.Name, note.Detail)
+			w.log("%8.3f %s: %s p%d %s %s %s", float64(w.now-int64(time.Hour))/1e9, n.self.Name, note.What,
+				note.Partition, note.Term, note.Other.Name, note.Detail)
 		}
 	}
 }
@@ -506,7 +509,8 @@ func TestGrants(t *testing.T) {
 				expect.True(t, !n.data.parts[p].cold, "seed %d: a new cluster's keys start full", seed)
 			}
 		}
-		w.lossy = true // not before: with answers lost, the voters may begin two epochs, and the keys start full in the second
+		// not before: with answers lost, the voters may begin two epochs, and the keys start full in the second
+		w.lossy = true
 		w.start("e")
 		w.views()
 		w.run(5*time.Second, exclusive)
@@ -581,7 +585,8 @@ func TestMovesConfirmStrictAnswers(t *testing.T) {
 
 // see gives one node a view of its own.
 func (w *town) see(n *citizen, leaving bool, members ...*citizen) {
-	v := View{Settled: true, Leaving: leaving, Owners: make([]int32, w.partitions), Backups: make([]int32, w.partitions)}
+	v := View{Settled: true, Leaving: leaving, Owners: make([]int32, w.partitions),
+		Backups: make([]int32, w.partitions)}
 	for _, m := range members {
 		v.Members = append(v.Members, Member{Node: m.self, Active: m.in})
 	}
@@ -620,9 +625,11 @@ func TestStrangerIsNotClaimedFrom(t *testing.T) {
 	expect.True(t, n == 7, "b holds %d of 7 partitions after a was lost", n)
 
 	c := &citizen{self: Node{"c", 99}}
-	b.core.Receive(w.time(), Envelope{From: c.self, To: b.self, Message: &QueryReply{Infos: []Info{{Partition: 0, Held: true, Term: Term{N: 1 << 40}, Holder: c.self}}}})
+	b.core.Receive(w.time(), Envelope{From: c.self, To: b.self,
+		Message: &QueryReply{Infos: []Info{{Partition: 0, Held: true, Term: Term{N: 1 << 40}, Holder: c.self}}}})
 	d := w.start("d")
-	d.core.Receive(w.time(), Envelope{From: c.self, To: d.self, Message: &QueryReply{Infos: []Info{{Partition: 0, Held: true, Term: Term{N: 1 << 40}, Holder: c.self}}}})
+	d.core.Receive(w.time(), Envelope{From: c.self, To: d.self,
+		Message: &QueryReply{Infos: []Info{{Partition: 0, Held: true, Term: Term{N: 1 << 40}, Holder: c.self}}}})
 	w.see(d, false, d)
 	w.run(3*time.Second, nil)
 	n = held(d)

@@ -45,7 +45,8 @@ func (c *Core) restore() {
 	c.absent, c.absentUntil = slices.Clone(r.Members), c.t+int64(r.Wait)
 	for _, of := range r.Copies {
 		pt := &c.parts[of.Partition]
-		pt.copy, pt.known, pt.origin, pt.saved, pt.restored = of.Position, of.Position.Term, of.Origin, of.Position.Term, true
+		pt.copy, pt.known, pt.origin, pt.saved, pt.restored = of.Position, of.Position.Term, of.Origin,
+			of.Position.Term, true
 	}
 }
 
@@ -139,7 +140,8 @@ func (c *Core) progressSaved(p int) {
 // degradeSaved lets the answers be given that wait for the disk and the backup, one of which is not there any more.
 func (c *Core) degradeSaved(p int) {
 	if c.parts[p].held {
-		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Saved: true, Unguarded: true})
+		c.out.Confirmed = append(c.out.Confirmed,
+			Progress{Partition: p, Version: versionsDone, Saved: true, Unguarded: true})
 	}
 }
 
@@ -241,7 +243,8 @@ func (c *Core) takeJoin(p int, from Node, e *Entry) Outcome {
 	pt := &c.parts[p]
 	in := &pt.incoming
 	switch {
-	case !pt.held || pt.standing == Frozen || in.from != (Node{}) || !e.Begin && (in.sender != from || in.attachment != e.Attachment):
+	case !pt.held || pt.standing == Frozen || in.from != (Node{}) ||
+		!e.Begin && (in.sender != from || in.attachment != e.Attachment):
 		return Conflict
 	case e.Begin && e.Origin == pt.origin && !pt.term.Less(e.Term):
 		return Superseded

@@ -23,7 +23,8 @@ func diskOf(t *testing.T, n uint64, members ...string) *alone {
 
 // brings is the first entry of a restored copy of another process.
 func brings(n, origin uint64, chunk []byte, complete bool) *Entry {
-	return &Entry{Term: term(n), Attachment: 1, Origin: term(origin), Begin: true, Complete: complete, Join: true, Chunk: chunk}
+	return &Entry{Term: term(n), Attachment: 1, Origin: term(origin), Begin: true, Complete: complete, Join: true,
+		Chunk: chunk}
 }
 
 // TestRestoredClaim: a copy from the disk is claimed once the members that the disk knows have been seen, or after a
@@ -75,7 +76,8 @@ func TestJoin(t *testing.T) {
 	l.data.admit(0, 7)
 	l.acks(DiskNode())
 	expect.Equal(t, l.give(peerB, brings(77, 3, nil, false)), Done, "the first entry")
-	expect.Equal(t, l.give(peerB, &Entry{Term: term(77), Attachment: 1, Join: true, Complete: true, Chunk: ids(1, 2)}), Done, "the rest")
+	expect.Equal(t, l.give(peerB, &Entry{Term: term(77), Attachment: 1, Join: true, Complete: true, Chunk: ids(1, 2)}),
+		Done, "the rest")
 	l.owned(true)
 	expect.True(t, len(l.data.parts[0].content) == 3, "joined: %v", l.data.parts[0].content)
 	expect.True(t, term(77).Less(l.route().Term), "the term is %v", l.route().Term)
@@ -111,7 +113,8 @@ func TestBringRest(t *testing.T) {
 		}
 		l.wait(20 * time.Millisecond)
 		e := l.entry(peerB)
-		expect.True(t, e.Join && e.Begin && e.Complete && e.Origin == (Term{}) && string(e.Chunk) == string(ids(-3)), "%+v", e)
+		expect.True(t, e.Join && e.Begin && e.Complete && e.Origin == (Term{}) && string(e.Chunk) == string(ids(-3)),
+			"%+v", e)
 		expect.Equal(t, l.core.Status(l.time()).Restored, 1, "before it is taken in")
 		l.refuse(peerB, e, Conflict)
 		l.wait(2 * time.Second)
@@ -130,7 +133,8 @@ func TestOlderCopy(t *testing.T) {
 	expect.Equal(t, l.give(peerB, brings(5, 1, ids(1), true)), Outcome(0), "from a process that is not there")
 	l.see(peerB, Node{}, peerB)
 	l.given[peerB] = 0
-	expect.Equal(t, l.give(peerB, brings(5, 1, ids(1), true)), Conflict, "to a process that does not hold the partition")
+	expect.Equal(t, l.give(peerB, brings(5, 1, ids(1), true)), Conflict,
+		"to a process that does not hold the partition")
 	l = diskOf(t, 5)
 	l.claims(self, Node{}, peerB)
 	l.acks(DiskNode())
@@ -153,7 +157,8 @@ func TestBring(t *testing.T) {
 		expect.Equal(t, l.give(peerB, wholeCopy(term(6), 2, ids(3))), Conflict, "a copy comes before")
 		l.wait(200 * time.Millisecond)
 		first := l.entry(peerB)
-		expect.True(t, first.Join && first.Begin && !first.Complete && len(first.Chunk) == 0 && first.Term == term(5) && first.Origin == term(1), "%+v", first)
+		expect.True(t, first.Join && first.Begin && !first.Complete && len(first.Chunk) == 0 && first.Term == term(5) &&
+			first.Origin == term(1), "%+v", first)
 		if older {
 			l.refuse(peerB, first, Superseded)
 		} else {
@@ -162,11 +167,13 @@ func TestBring(t *testing.T) {
 			expect.True(t, rest.Join && rest.Complete && string(rest.Chunk) == string(ids(1, 2)), "%+v", rest)
 			l.ack(peerB)
 		}
-		expect.True(t, len(l.data.parts[0].content) == 0 && l.core.Status(l.time()).Kept == 1, "%v", l.data.parts[0].content)
+		expect.True(t, len(l.data.parts[0].content) == 0 && l.core.Status(l.time()).Kept == 1, "%v",
+			l.data.parts[0].content)
 		for _, safe := range []Term{{}, term(5), term(6)} {
 			held.Copy.Term = safe
 			l.get(peerB, &QueryReply{Infos: []Info{held}})
-			deleted := slices.ContainsFunc(l.entries(DiskNode()), func(e *Entry) bool { return e.Begin && e.Complete && e.Term == (Term{}) })
+			deleted := slices.ContainsFunc(l.entries(DiskNode()),
+				func(e *Entry) bool { return e.Begin && e.Complete && e.Term == (Term{}) })
 			expect.Equal(t, deleted, safe == term(6), "the holder's disk has the partition at %v", safe)
 		}
 		expect.Equal(t, l.give(peerB, wholeCopy(term(6), 2, ids(3))), Done, "a copy comes afterwards")
@@ -202,7 +209,8 @@ func TestDiskLost(t *testing.T) {
 	l.entry(DiskNode())
 	l.confirmed = nil
 	l.get(DiskNode(), &BlockAck{Lost: true})
-	expect.True(t, slices.Contains(l.confirmed, Progress{Version: versionsDone, Saved: true, Unguarded: true}), "%+v", l.confirmed)
+	expect.True(t, slices.Contains(l.confirmed, Progress{Version: versionsDone, Saved: true, Unguarded: true}), "%+v",
+		l.confirmed)
 	l.admits(1, time.Second)
 	expect.Equal(t, len(l.entries(DiskNode())), 0, "still sent to the disk")
 	l.owned(true)
@@ -216,7 +224,8 @@ func TestDiskBeginsAnew(t *testing.T) {
 	l.admits(1, 50*time.Millisecond)
 	l.refuse(DiskNode(), l.entry(DiskNode()), Again)
 	e := l.entry(DiskNode())
-	expect.True(t, e.Begin && e.Complete && string(e.Chunk) == string(ids(1)) && l.data.parts[0].follower[Disk].caught, "%+v", e)
+	expect.True(t, e.Begin && e.Complete && string(e.Chunk) == string(ids(1)) && l.data.parts[0].follower[Disk].caught,
+		"%+v", e)
 }
 
 // TestSavedBackup: the disk follows a backup's copy, under the position of that, begins anew with each of the holder's
@@ -234,7 +243,8 @@ func TestSavedBackup(t *testing.T) {
 		t.Helper()
 		l.wait(50 * time.Millisecond)
 		e := l.entry(DiskNode())
-		expect.True(t, e.Term == term && e.Attachment == 2 && e.Begin == begin && e.Complete == begin && string(e.Chunk) == string(chunk), "%+v", e)
+		expect.True(t, e.Term == term && e.Attachment == 2 && e.Begin == begin && e.Complete == begin &&
+			string(e.Chunk) == string(chunk), "%+v", e)
 		expect.True(t, !begin || e.Origin == copied.Origin, "%+v", e)
 		expect.Equal(t, l.core.Status(l.time()).Unsaved, 1, "before the disk confirms")
 		l.ack(DiskNode())
@@ -296,6 +306,7 @@ func TestKnownOrigin(t *testing.T) {
 			want = Done
 		}
 		expect.Equal(t, l.give(peerB, e), want, "origin %v", origin)
-		expect.Equal(t, l.core.Status(l.time()).Restored, map[Outcome]int{Done: 0, Conflict: 1}[want], "restored copies")
+		expect.Equal(t, l.core.Status(l.time()).Restored, map[Outcome]int{Done: 0, Conflict: 1}[want],
+			"restored copies")
 	}
 }

@@ -14,7 +14,8 @@ import (
 func TestFlushInParts(t *testing.T) {
 	const partitions = 8
 	l := newAloneWith(t, Config{Partitions: partitions})
-	v := View{Settled: true, Members: []Member{{self, true}, {peerX, true}}, Owners: make([]int32, partitions), Backups: slices.Repeat([]int32{1}, partitions)}
+	v := View{Settled: true, Members: []Member{{self, true}, {peerX, true}}, Owners: make([]int32, partitions),
+		Backups: slices.Repeat([]int32{1}, partitions)}
 	l.core.SetView(l.time(), v)
 	l.take()
 	q := last[*Query](l, peerX)

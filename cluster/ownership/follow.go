@@ -103,7 +103,8 @@ func (c *Core) wantBackup(p int) {
 		}
 		c.dropFollower(p, Backup, "")
 	}
-	if want == (Node{}) || want == c.cfg.Self || !c.lives(want) || c.t < pt.strict.followAt || c.copying >= maxCopying || !c.mayHaveRoom(want) {
+	if want == (Node{}) || want == c.cfg.Self || !c.lives(want) || c.t < pt.strict.followAt ||
+		c.copying >= maxCopying || !c.mayHaveRoom(want) {
 		if want != (Node{}) {
 			c.lookSoon() // to try again
 		}

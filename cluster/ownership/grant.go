@@ -325,7 +325,8 @@ func (c *Core) confirmFirst(p int) bool {
 func (c *Core) setUnguarded(p int) {
 	c.parts[p].strict.unguarded = true
 	c.data.Unguarded(p, true)
-	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: true, StrictToo: true})
+	c.out.Confirmed = append(c.out.Confirmed,
+		Progress{Partition: p, Version: versionsDone, Unguarded: true, StrictToo: true})
 }
 
 // resolve finds out, at the first grant under a term, whether the content has every strict admission so far. old is the
@@ -352,7 +353,8 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 	cold, takenOver := "", false
 	switch {
 	case s.wholeUnder != (Term{}) && s.wholeUnder.Epoch == epoch:
-		if old.Node != (Node{}) && s.wholeUnder.Less(old.Term) && (s.release != Release{old.Node, old.Term} || !s.releaseWhole) {
+		if old.Node != (Node{}) && s.wholeUnder.Less(old.Term) &&
+			(s.release != Release{old.Node, old.Term} || !s.releaseWhole) {
 			cold = "another process held it since"
 		}
 	case old.Node == (Node{}):

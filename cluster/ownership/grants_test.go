@@ -43,13 +43,19 @@ func TestResolve(t *testing.T) {
 		records  [2]Record // of two voters
 		cold     bool
 	}{
-		{"the recorded backup", peerX, term(5), [2]Record{{Term: term(5), Node: peerX, Backup: self}, {Term: term(5), Node: peerX, Backup: self}}, false},
-		{"somebody else's copy", peerY, term(6), [2]Record{{Term: term(5), Node: peerX, Backup: self}, {Term: term(5), Node: peerX, Backup: self}}, true},
-		{"an earlier copy", peerX, term(4), [2]Record{{Term: term(5), Node: peerX, Backup: self}, {Term: term(5), Node: peerX, Backup: self}}, true},
-		{"another backup", peerX, term(5), [2]Record{{Term: term(5), Node: peerX, Backup: peerY}, {Term: term(5), Node: peerX, Backup: peerY}}, true},
+		{"the recorded backup", peerX, term(5),
+			[2]Record{{Term: term(5), Node: peerX, Backup: self}, {Term: term(5), Node: peerX, Backup: self}}, false},
+		{"somebody else's copy", peerY, term(6),
+			[2]Record{{Term: term(5), Node: peerX, Backup: self}, {Term: term(5), Node: peerX, Backup: self}}, true},
+		{"an earlier copy", peerX, term(4),
+			[2]Record{{Term: term(5), Node: peerX, Backup: self}, {Term: term(5), Node: peerX, Backup: self}}, true},
+		{"another backup", peerX, term(5),
+			[2]Record{{Term: term(5), Node: peerX, Backup: peerY}, {Term: term(5), Node: peerX, Backup: peerY}}, true},
 		{"no backup", peerX, term(5), [2]Record{{Term: term(5), Node: peerX}, {Term: term(5), Node: peerX}}, true},
-		{"voters that differ", peerX, term(5), [2]Record{{Term: term(5), Node: peerX, Backup: self}, {Term: term(5), Node: peerX}}, true},
-		{"a record that is older", peerX, term(5), [2]Record{{Term: term(5), Node: peerX, Backup: self}, {Term: term(3), Node: peerY}}, false},
+		{"voters that differ", peerX, term(5),
+			[2]Record{{Term: term(5), Node: peerX, Backup: self}, {Term: term(5), Node: peerX}}, true},
+		{"a record that is older", peerX, term(5),
+			[2]Record{{Term: term(5), Node: peerX, Backup: self}, {Term: term(3), Node: peerY}}, false},
 		{"no record", peerX, term(5), [2]Record{}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -66,7 +72,8 @@ func TestResolve(t *testing.T) {
 			}
 			must.True(t, l.lease() > l.now, "no lease")
 			if pg := &l.data.parts[0]; pg.strictCold != c.cold || pg.strictTaken == c.cold {
-				t.Errorf("strict keys start full: %v, what the lost holder may have admitted is charged: %v", pg.strictCold, pg.strictTaken)
+				t.Errorf("strict keys start full: %v, what the lost holder may have admitted is charged: %v",
+					pg.strictCold, pg.strictTaken)
 			}
 		})
 	}
@@ -169,18 +176,27 @@ func TestWhole(t *testing.T) {
 	}{
 		{"new", strictness{}, nil, "", false},
 		{"nobody knows", strictness{earlier: true}, nil, "the voters have no record of who held it", false},
-		{"another epoch", strictness{earlier: true, release: Release{peerX, term(5)}, releaseWhole: true}, []Record{{Term: term(5), Node: peerX}}, "the voters have begun a new epoch since", false},
-		{"handed over", strictness{earlier: true, release: Release{peerX, at(5)}, releaseWhole: true}, []Record{x5}, "", false},
-		{"handed over incomplete", strictness{earlier: true, release: Release{peerX, at(5)}}, []Record{x5}, "it was handed over incomplete", false},
-		{"claimed from the copy", strictness{earlier: true, copy: Position{at(5), 1}, from: peerX}, []Record{x5}, "", true},
-		{"claimed without one", strictness{earlier: true}, []Record{x5}, "another process held it and its copy is not here", false},
+		{"another epoch", strictness{earlier: true, release: Release{peerX, term(5)}, releaseWhole: true},
+			[]Record{{Term: term(5), Node: peerX}}, "the voters have begun a new epoch since", false},
+		{"handed over", strictness{earlier: true, release: Release{peerX, at(5)}, releaseWhole: true}, []Record{x5}, "",
+			false},
+		{"handed over incomplete", strictness{earlier: true, release: Release{peerX, at(5)}}, []Record{x5},
+			"it was handed over incomplete", false},
+		{"claimed from the copy", strictness{earlier: true, copy: Position{at(5), 1}, from: peerX}, []Record{x5}, "",
+			true},
+		{"claimed without one", strictness{earlier: true}, []Record{x5},
+			"another process held it and its copy is not here", false},
 		{"two backups of an earlier term", strictness{earlier: true, copy: Position{at(5), 1}, from: peerX},
 			[]Record{{Term: at(4), Node: peerY}, {Term: at(4), Node: peerY, Backup: peerX}, x5}, "", true},
 		{"known before", strictness{earlier: true, wholeUnder: at(6)}, []Record{x5}, "", false},
-		{"known before, in another epoch", strictness{earlier: true, wholeUnder: Term{Epoch: epoch - 1, N: at(6).N}}, nil, "the voters have no record of who held it", false},
-		{"known before, and another held it", strictness{earlier: true, wholeUnder: at(4)}, []Record{x5}, "another process held it since", false},
-		{"known before, and merged", strictness{earlier: true, wholeUnder: at(4), release: Release{peerX, at(5)}, releaseWhole: true}, []Record{x5}, "", false},
-		{"known before, and merged incomplete", strictness{earlier: true, wholeUnder: at(4), release: Release{peerX, at(5)}}, []Record{x5}, "another process held it since", false},
+		{"known before, in another epoch", strictness{earlier: true, wholeUnder: Term{Epoch: epoch - 1, N: at(6).N}},
+			nil, "the voters have no record of who held it", false},
+		{"known before, and another held it", strictness{earlier: true, wholeUnder: at(4)}, []Record{x5},
+			"another process held it since", false},
+		{"known before, and merged", strictness{earlier: true, wholeUnder: at(4), release: Release{peerX, at(5)},
+			releaseWhole: true}, []Record{x5}, "", false},
+		{"known before, and merged incomplete", strictness{earlier: true, wholeUnder: at(4),
+			release: Release{peerX, at(5)}}, []Record{x5}, "another process held it since", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newAlone(t, "v1", "v2", "v3", "v4", "v5")
@@ -198,7 +214,8 @@ func TestWhole(t *testing.T) {
 				cold = n.Detail
 			}
 			if pg := &l.data.parts[0]; cold != c.cold || pg.strictCold != (c.cold != "") || pg.strictTaken != c.taken {
-				t.Errorf("%q, strict keys start full: %v, what the lost holder may have admitted is charged: %v", cold, pg.strictCold, pg.strictTaken)
+				t.Errorf("%q, strict keys start full: %v, what the lost holder may have admitted is charged: %v", cold,
+					pg.strictCold, pg.strictTaken)
 			}
 			expect.Equal(t, pt.followers[Backup].relabel, c.cold != "" || c.taken,
 				"the backup is told of what has changed")
@@ -225,7 +242,8 @@ func TestRaisedAgain(t *testing.T) {
 		l.grants(Record{}, voter1, voter2)
 	}
 	if l.lease() <= l.now || l.data.parts[0].strictCold {
-		t.Errorf("a lease for %v, strict keys start full: %v", time.Duration(l.lease()-l.now), l.data.parts[0].strictCold)
+		t.Errorf("a lease for %v, strict keys start full: %v", time.Duration(l.lease()-l.now),
+			l.data.parts[0].strictCold)
 	}
 }
 
@@ -260,7 +278,8 @@ func TestUnheardBackup(t *testing.T) {
 			l.acks(peerX)
 		}
 		l.wait(50 * time.Millisecond)
-		first := [3]*GrantRequest{last[*GrantRequest](l, voter1), last[*GrantRequest](l, voter2), last[*GrantRequest](l, voter3)}
+		first := [3]*GrantRequest{last[*GrantRequest](l, voter1), last[*GrantRequest](l, voter2),
+			last[*GrantRequest](l, voter3)}
 		n := first[0].Items[0].Backup
 		must.Equal(t, n, Node{}, "%s is named before it has everything", n.Name)
 		l.vote(voter1, first[0], Record{})
@@ -268,7 +287,8 @@ func TestUnheardBackup(t *testing.T) {
 		must.True(t, l.lease() > l.now, "no lease")
 		if late {
 			l.wait(time.Second)
-			first = [3]*GrantRequest{last[*GrantRequest](l, voter1), last[*GrantRequest](l, voter2), last[*GrantRequest](l, voter3)}
+			first = [3]*GrantRequest{last[*GrantRequest](l, voter1), last[*GrantRequest](l, voter2),
+				last[*GrantRequest](l, voter3)}
 		} else {
 			l.vote(voter3, first[2], Record{})
 		}
@@ -308,7 +328,8 @@ func TestRefusedGrant(t *testing.T) {
 		l.claims(self, Node{}, peerY, voter1, voter2, voter3)
 		l.wait(50 * time.Millisecond)
 		q, held, recorded := last[*GrantRequest](l, voter1), l.route().Term, term(900)
-		l.get(voter1, &GrantReply{ID: q.ID, Items: []GrantAnswer{{Term: held, Recorded: Record{Term: recorded, Node: c.by}, Wait: c.wait}}})
+		l.get(voter1, &GrantReply{ID: q.ID,
+			Items: []GrantAnswer{{Term: held, Recorded: Record{Term: recorded, Node: c.by}, Wait: c.wait}}})
 		if raised := l.route().Term != held; raised != c.raised {
 			t.Errorf("%s: held at %v before and %v after the refusal", c.name, held, l.route().Term)
 		}
@@ -387,7 +408,8 @@ func TestLostBackup(t *testing.T) {
 		expect.True(t, !unguarded(), "answers do not wait when one voter has recorded that there is no backup")
 		l.grants(Record{}, voter2, voter3)
 		if l.lease() <= l.now || !unguarded() {
-			t.Errorf("a lease for %v, and answers wait: %v, when the voters have recorded that there is no backup", time.Duration(l.lease()-l.now), !unguarded())
+			t.Errorf("a lease for %v, and answers wait: %v, when the voters have recorded that there is no backup",
+				time.Duration(l.lease()-l.now), !unguarded())
 		}
 	}
 	lost()

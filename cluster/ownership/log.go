@@ -160,7 +160,8 @@ func (c *Core) onBlockAck(from Node, a *BlockAck) {
 		for i := range b.Entries {
 			e := &b.Entries[i]
 			for s := range c.parts[e.Partition].followers {
-				if f := &c.parts[e.Partition].followers[s]; f.log == l && f.attachment == e.Attachment && f.last == b.Position && !e.More {
+				if f := &c.parts[e.Partition].followers[s]; f.log == l && f.attachment == e.Attachment &&
+					f.last == b.Position && !e.More {
 					c.acknowledged(e.Partition, Slot(s))
 					break
 				}

@@ -16,7 +16,8 @@ func caughtUp(t *testing.T, partitions int) *alone {
 	t.Helper()
 	l := newAloneWith(t, Config{Partitions: partitions})
 	all := slices.Repeat([]int32{1}, partitions)
-	l.core.SetView(l.time(), View{Settled: true, Members: []Member{{self, true}, {peerX, true}}, Owners: make([]int32, partitions), Backups: all})
+	l.core.SetView(l.time(), View{Settled: true, Members: []Member{{self, true}, {peerX, true}},
+		Owners: make([]int32, partitions), Backups: all})
 	l.take()
 	infos := make([]Info, partitions)
 	for p := range infos {
@@ -169,10 +170,12 @@ func TestBlockOrder(t *testing.T) {
 		position uint64 // answered
 		content  int
 	}{
-		{first, 1, 1}, {&damaged, 1, 1}, {far, 1, 1}, {third, 1, 1}, {third, 1, 1}, {second, 3, 3}, {second, 3, 3}, {fourth, 4, 4}, {first, 4, 4},
+		{first, 1, 1}, {&damaged, 1, 1}, {far, 1, 1}, {third, 1, 1}, {third, 1, 1}, {second, 3, 3}, {second, 3, 3},
+		{fourth, 4, 4}, {first, 4, 4},
 	} {
 		l.get(peerX, c.b)
-		if a := last[*BlockAck](l, peerX); a.Log != 3 || a.Position != c.position || a.Lost || len(l.data.parts[0].content) != c.content {
+		if a := last[*BlockAck](l, peerX); a.Log != 3 || a.Position != c.position || a.Lost ||
+			len(l.data.parts[0].content) != c.content {
 			t.Errorf("block %d: answered %+v; the copy has %v", i, a, l.data.parts[0].content)
 		}
 	}

@@ -45,7 +45,8 @@ func (c *Core) considerMove(p int) {
 	pt := &c.parts[p]
 	to := c.owner(p)
 	if to == (Node{}) || to == c.cfg.Self || !c.lives(to) || !c.view.Settled && !c.view.Leaving ||
-		c.moving >= c.cfg.Moves || c.t < pt.askAt || pt.incoming.from != (Node{}) || c.unresolved(p) && !c.view.Leaving {
+		c.moving >= c.cfg.Moves || c.t < pt.askAt || pt.incoming.from != (Node{}) ||
+		c.unresolved(p) && !c.view.Leaving {
 		return
 	}
 	c.moving++
@@ -311,7 +312,8 @@ func (c *Core) remember(p int, giver Node, ack *CommitAck) {
 // holds as well.
 func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 	pt := &c.parts[p]
-	if len(m.Chunk) > 0 && c.data.Apply(p, true, c.now.Instant, m.Chunk) != nil || c.data.Merge(p, c.now.Instant) != nil {
+	if len(m.Chunk) > 0 && c.data.Apply(p, true, c.now.Instant, m.Chunk) != nil ||
+		c.data.Merge(p, c.now.Instant) != nil {
 		return Again
 	}
 	c.endIncoming(p)
@@ -358,7 +360,8 @@ func (c *Core) released(p int, a *CommitAck) {
 	strict := c.grants.voters == 0 || b.named && b.node == to
 	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: !strict})
 	if pt.followers[Disk].node != (Node{}) {
-		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Saved: true, Unguarded: c.unsaved(p)})
+		c.out.Confirmed = append(c.out.Confirmed,
+			Progress{Partition: p, Version: versionsDone, Saved: true, Unguarded: c.unsaved(p)})
 	}
 	c.endMove(p)
 	for s := range pt.followers {

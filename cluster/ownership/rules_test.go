@@ -26,7 +26,8 @@ func TestLateClaim(t *testing.T) {
 	l.answer(func(n Node) Info { return Info{Term: term(2), Holder: peerX, Held: n == peerX} })
 	l.owned(false)
 	l.wait(2 * time.Second)
-	l.answer(func(n Node) Info { return Info{Term: term(2), Holder: peerX} }) // it has given it up, and the one who got it is lost
+	// it has given it up, and the one who got it is lost
+	l.answer(func(n Node) Info { return Info{Term: term(2), Holder: peerX} })
 	l.owned(true)
 }
 
@@ -114,7 +115,8 @@ func TestBrokenChunk(t *testing.T) {
 			must.Equal(t, last[*OfferReply](l, peerX).Verdict, Merging, "offer")
 			l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 			l.data.parts[0].broken, l.data.parts[0].stuck = chunk != nil, chunk == nil
-			l.get(peerX, &Commit{Term: term(1), Attachment: 10, Chunk: chunk, Sum: sum(chunk), Known: term(1), Merge: true})
+			l.get(peerX, &Commit{Term: term(1), Attachment: 10, Chunk: chunk, Sum: sum(chunk), Known: term(1),
+				Merge: true})
 			expect.Equal(t, last[*CommitAck](l, peerX).Outcome, Again, "a broken merge is answered")
 			if l.route().Term != before {
 				t.Errorf("a broken merge ends with %v", l.route())
@@ -677,7 +679,8 @@ func TestMoveEnds(t *testing.T) {
 	l.see(self, peerX, peerX, peerY)
 	l.wait(150 * time.Millisecond)
 	pt := &l.core.parts[0]
-	if pt.move != nil || l.core.moving != 0 || pt.followers[Target].node != (Node{}) || pt.followers[Backup].node != peerX {
+	if pt.move != nil || l.core.moving != 0 || pt.followers[Target].node != (Node{}) ||
+		pt.followers[Backup].node != peerX {
 		t.Errorf("moving %d, %+v, %+v", l.core.moving, pt.move, pt.followers)
 	}
 	l.owned(true)
@@ -899,7 +902,8 @@ func TestSupersededHolder(t *testing.T) {
 	for _, by := range []Node{peerB, self, peerY} {
 		l := claimed(t, self, peerX, peerX, peerY)
 		m, held := l.entry(peerX), l.route().Term
-		l.get(peerX, &BlockAck{Log: 1, Refusals: []Refusal{{Attachment: m.Attachment, Outcome: Superseded, Known: term(900), Holder: by}}})
+		l.get(peerX, &BlockAck{Log: 1,
+			Refusals: []Refusal{{Attachment: m.Attachment, Outcome: Superseded, Known: term(900), Holder: by}}})
 		if raised := l.route().Term != held; raised != (by != peerY) {
 			t.Errorf("of %s: held at %v before and %v afterwards", by.Name, held, l.route().Term)
 		}

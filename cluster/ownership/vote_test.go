@@ -85,7 +85,8 @@ func TestReading(t *testing.T) {
 		{"replaced, and the later request", []Record{y6, x5}, []Record{y6later, x5later}, y6later, x5later},
 		{"replaced, and the later request first", []Record{y6later, x5later}, []Record{y6, x5}, y6later, x5later},
 		{"replaced, and the higher term", []Record{y6, a4}, []Record{x5}, y6, x5},
-		{"the same process before", []Record{x5}, []Record{{Term: term(6), Node: peerX, ID: 3}, a4}, Record{Term: term(6), Node: peerX, ID: 3}, a4},
+		{"the same process before", []Record{x5}, []Record{{Term: term(6), Node: peerX, ID: 3}, a4},
+			Record{Term: term(6), Node: peerX, ID: 3}, a4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := readingVoter(t)
@@ -130,7 +131,8 @@ func TestNewEpoch(t *testing.T) {
 		least         uint64
 	}{
 		{"nobody knows", 0, &Records{}, &Records{Epoch: high}, high + 1},
-		{"a holder has heard of a later one than a voter has begun", high + 1, &Records{}, &Records{Read: true, Fresh: true, Epoch: high}, high + 2},
+		{"a holder has heard of a later one than a voter has begun", high + 1, &Records{},
+			&Records{Read: true, Fresh: true, Epoch: high}, high + 2},
 		{"a voter has begun it", 0, &Records{}, &Records{Read: true, Fresh: true, Epoch: high}, high},
 	} {
 		t.Run(c.name, func(t *testing.T) {

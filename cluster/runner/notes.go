@@ -74,7 +74,8 @@ func (j *journal) write(log *slog.Logger, now int64, all bool) {
 		if !all && now-g.since < int64(holdNotes) {
 			return false
 		}
-		args := []any{"event", g.kind.what, "count", len(g.partitions), "partitions", ranges(g.partitions), "term", g.term.String()}
+		args := []any{"event", g.kind.what, "count", len(g.partitions), "partitions", ranges(g.partitions), "term",
+			g.term.String()}
 		if g.before != (span{}) {
 			args = append(args, "before", g.before.String())
 		}

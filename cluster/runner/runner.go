@@ -366,7 +366,8 @@ func (k *Runner) tick() {
 	}
 	if d := k.cfg.Disk; d != nil && d.Err() != nil {
 		k.cfg.Disk = nil
-		k.core.Receive(k.now(), ownership.Envelope{From: ownership.DiskNode(), Message: &ownership.BlockAck{Lost: true}})
+		k.core.Receive(k.now(), ownership.Envelope{From: ownership.DiskNode(),
+			Message: &ownership.BlockAck{Lost: true}})
 	}
 	k.core.Tick(k.now())
 	k.carryOut()
@@ -435,7 +436,8 @@ func (k *Runner) unneeded() bool {
 
 // others reports whether another node could take partitions.
 func (k *Runner) others() bool {
-	return slices.ContainsFunc(k.seen.Members, func(m ownership.Member) bool { return m.Active && m.Node != k.cfg.Core.Self })
+	return slices.ContainsFunc(k.seen.Members,
+		func(m ownership.Member) bool { return m.Active && m.Node != k.cfg.Core.Self })
 }
 
 // carryOut does what the core wants done, but for its messages and for waking who waits, which gather until post.

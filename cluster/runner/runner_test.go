@@ -172,7 +172,8 @@ func newPuppet(t testing.TB, change ...func(*Config)) (*Runner, *puppet) {
 	noLeaks(t)
 	var clock atomic.Int64
 	cfg := Config{
-		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
+		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{},
+		Logger:  slog.New(slog.DiscardHandler),
 		Now:     func() algo.Instant { return algo.Instant{} },
 		Boot:    func() int64 { return clock.Add(1) },
 		Version: func(int) uint64 { return 0 },
@@ -247,8 +248,10 @@ func TestProgress(t *testing.T) {
 		{0, ownership.Progress{}, map[uint64][2]answer{0: {yes, yes}, 1: {no, no}}},
 		{5, ownership.Progress{Version: 3}, map[uint64][2]answer{3: {yes, yes}, 4: {no, no}}},
 		{5, ownership.Progress{Version: 2}, map[uint64][2]answer{3: {yes, yes}}}, // never back
-		{5, ownership.Progress{Version: all, Unguarded: true}, map[uint64][2]answer{3: {yes, yes}, 4: {degraded, no}, 5: {degraded, no}, 6: {no, no}}},
-		{6, ownership.Progress{Version: all, Unguarded: true, StrictToo: true}, map[uint64][2]answer{3: {yes, yes}, 6: {degraded, degraded}, 7: {no, no}}},
+		{5, ownership.Progress{Version: all, Unguarded: true},
+			map[uint64][2]answer{3: {yes, yes}, 4: {degraded, no}, 5: {degraded, no}, 6: {no, no}}},
+		{6, ownership.Progress{Version: all, Unguarded: true, StrictToo: true},
+			map[uint64][2]answer{3: {yes, yes}, 6: {degraded, degraded}, 7: {no, no}}},
 		// Another copy is there: all is not all that is yet to come.
 		{9, ownership.Progress{Version: 8}, map[uint64][2]answer{4: {yes, yes}, 8: {yes, yes}, 9: {no, no}}},
 		{9, ownership.Progress{Version: all}, map[uint64][2]answer{9: {yes, yes}, 10: {no, no}}}, // handed over
@@ -324,7 +327,8 @@ func TestMailIsBounded(t *testing.T) {
 	const messages = 3 * maxMail >> 20
 	chunk := make([]byte, 1<<20)
 	for i := range messages {
-		k.Receive([]ownership.Envelope{{From: other, Message: &ownership.Block{Position: uint64(i), Entries: []ownership.Entry{{Chunk: chunk}}}}})
+		k.Receive([]ownership.Envelope{{From: other,
+			Message: &ownership.Block{Position: uint64(i), Entries: []ownership.Entry{{Chunk: chunk}}}}})
 	}
 	lost := int(k.Stats().Lost)
 	// Some may have been taken before the core was held up.
@@ -353,7 +357,8 @@ func TestMailOvertakes(t *testing.T) {
 	var box mailbox
 	for i := range 5 {
 		box.add(&ownership.Envelope{Message: &ownership.Block{}})
-		box.add(&ownership.Envelope{Message: &ownership.Commit{Attachment: uint64(2 * i), Chunk: make([]byte, 200<<10)}})
+		box.add(&ownership.Envelope{Message: &ownership.Commit{Attachment: uint64(2 * i),
+			Chunk: make([]byte, 200<<10)}})
 		box.add(&ownership.Envelope{Message: &ownership.Commit{Attachment: uint64(2*i + 1)}})
 	}
 	var got string
@@ -444,11 +449,14 @@ func TestMessagesAndNotes(t *testing.T) {
 	})
 	claimed, moved := ownership.Term{N: 1}, ownership.Term{Epoch: 1, N: 9}
 	c.do(func() {
-		c.effects.Messages = []ownership.Envelope{{From: self, To: other, Message: &ownership.ReadRecords{ID: 1}}, {From: self, To: other, Message: &ownership.ReadRecords{ID: 2}}}
+		c.effects.Messages = []ownership.Envelope{{From: self, To: other, Message: &ownership.ReadRecords{ID: 1}},
+			{From: self, To: other, Message: &ownership.ReadRecords{ID: 2}}}
 		for p := range partitions {
-			c.effects.Notes = append(c.effects.Notes, ownership.Note{What: "claimed", Partition: p, Term: claimed, Detail: "new"})
+			c.effects.Notes = append(c.effects.Notes,
+				ownership.Note{What: "claimed", Partition: p, Term: claimed, Detail: "new"})
 		}
-		c.effects.Notes = append(c.effects.Notes, ownership.Note{What: "handed over", Partition: 7, Term: moved, Other: other})
+		c.effects.Notes = append(c.effects.Notes,
+			ownership.Note{What: "handed over", Partition: 7, Term: moved, Other: other})
 	})
 	testkit.Eventually(t, "the notes are taken in", func() bool { return k.Stats().Events["handed over"] == 1 })
 	expect.True(t, !strings.Contains(log.String(), "ownership changed"),
@@ -472,7 +480,8 @@ func TestJournalOfMoves(t *testing.T) {
 	logger := slog.New(slog.NewTextHandler(&log, nil))
 	var j journal
 	for p := range 1000 {
-		j.add(ownership.Note{What: "handed over", Partition: p, Term: ownership.Term{N: uint64(p)}, Other: ownership.Node{Name: []string{"b", "c"}[p%2]}}, int64(p))
+		j.add(ownership.Note{What: "handed over", Partition: p, Term: ownership.Term{N: uint64(p)},
+			Other: ownership.Node{Name: []string{"b", "c"}[p%2]}}, int64(p))
 		j.write(logger, int64(p), false)
 	}
 	j.write(logger, int64(holdNotes)+1, false)
@@ -487,7 +496,8 @@ func TestJournal(t *testing.T) {
 	var j journal
 	term := func(n uint64) ownership.Term { return ownership.Term{N: n << 16} }
 	for p := range 1000 {
-		j.add(ownership.Note{What: "merged", Partition: p, Term: term(uint64(5 + p%3)), Before: term(uint64(1 + p%2)), Other: other}, int64(p))
+		j.add(ownership.Note{What: "merged", Partition: p, Term: term(uint64(5 + p%3)), Before: term(uint64(1 + p%2)),
+			Other: other}, int64(p))
 		j.write(logger, int64(p), false)
 	}
 	j.add(ownership.Note{What: "backup dropped", Partition: 9, Term: term(4), Other: other, Detail: "lost"}, 500)
@@ -579,8 +589,9 @@ func TestDrain(t *testing.T) {
 	}
 	t.Run("before there is a view", func(t *testing.T) {
 		k, c := newPuppet(t)
-		_ = k.Drain(ended()) // it ends without an error if the core has had a turn before that: no member is there to take anything
-		k.Status()           // it has had its turn
+		// it ends without an error if the core has had a turn before that: no member is there to take anything
+		_ = k.Drain(ended())
+		k.Status() // it has had its turn
 		c.do(func() {
 			expect.True(t, len(c.views) == 0, "the core was given a view that nobody has: %+v", c.views)
 		})
@@ -741,8 +752,9 @@ func (w *town) settle(t testing.TB, n ownership.Node) (*Runner, *empty) {
 	t.Helper()
 	data := &empty{}
 	k := New(Config{
-		Core: ownership.Config{Self: n, Partitions: partitions, Data: data}, Sender: w, Logger: slog.New(slog.DiscardHandler),
-		Now: func() algo.Instant { return algo.Instant{} }, Boot: BootTime, Version: func(int) uint64 { return 1 },
+		Core: ownership.Config{Self: n, Partitions: partitions, Data: data}, Sender: w,
+		Logger: slog.New(slog.DiscardHandler),
+		Now:    func() algo.Instant { return algo.Instant{} }, Boot: BootTime, Version: func(int) uint64 { return 1 },
 	})
 	w.mu.Lock()
 	w.runners[n] = k
@@ -850,8 +862,9 @@ func TestMessagesComeLast(t *testing.T) {
 // answered.
 func TestMailComesBeforeTicks(t *testing.T) {
 	k := newRunner(Config{
-		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
-		Now: func() algo.Instant { return algo.Instant{} }, Boot: func() int64 { return 0 },
+		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{},
+		Logger: slog.New(slog.DiscardHandler),
+		Now:    func() algo.Instant { return algo.Instant{} }, Boot: func() int64 { return 0 },
 	})
 	c := &puppet{}
 	k.begin(c)
@@ -866,8 +879,9 @@ func TestMailComesBeforeTicks(t *testing.T) {
 // TestBehind: a core that is behind has its next tick at once, after what has arrived.
 func TestBehind(t *testing.T) {
 	k := newRunner(Config{
-		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
-		Now: func() algo.Instant { return algo.Instant{} }, Boot: func() int64 { return 0 },
+		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{},
+		Logger: slog.New(slog.DiscardHandler),
+		Now:    func() algo.Instant { return algo.Instant{} }, Boot: func() int64 { return 0 },
 	})
 	c := &puppet{due: 3}
 	k.begin(c)
@@ -892,8 +906,9 @@ func TestBehind(t *testing.T) {
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newRunner(Config{
-			Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
-			Now: func() algo.Instant { return algo.Instant{} }, Boot: func() int64 { return 0 },
+			Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{},
+			Logger: slog.New(slog.DiscardHandler),
+			Now:    func() algo.Instant { return algo.Instant{} }, Boot: func() int64 { return 0 },
 		})
 		c := &puppet{}
 		k.start(c)

@@ -26,14 +26,16 @@ func burst() ([]byte, error) {
 	d := newDrawing(880, 420, "Bursts at the full minute, at a limit of 200 a minute",
 		"Requests admitted in the last minute by a fixed window, which reaches 400, and by a sliding log, a sliding window and a token bucket, which stay at or below 200.")
 	d.text(24, 30, "title", "Admitted in the last minute, at a limit of 200 a minute, under three bursts of 500")
-	names := map[string]string{"fixed": "fixed window", "exact": "sliding log", "slots": "sliding window", "bucket": "token bucket"}
+	names := map[string]string{"fixed": "fixed window", "exact": "sliding log", "slots": "sliding window",
+		"bucket": "token bucket"}
 	for i, order := range []string{"fixed", "exact", "slots", "bucket"} {
 		for j := range result.Candidates {
 			c := &result.Candidates[j]
 			if c.Policy != order {
 				continue
 			}
-			p := &plot{drawing: d, x: float64(64 + i%2*416), y: float64(76 + i/2*176), w: 376, h: 110, from: 0, to: result.To.Sub(result.From).Seconds(), most: most}
+			p := &plot{drawing: d, x: float64(64 + i%2*416), y: float64(76 + i/2*176), w: 376, h: 110, from: 0,
+				to: result.To.Sub(result.From).Seconds(), most: most}
 			drawWindow(p, c, result.BinWidth, limit, names[order])
 		}
 	}

@@ -28,8 +28,10 @@ text { font: 13px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill
 
 func newDrawing(width, height int, title, description string) *drawing {
 	d := &drawing{width: width, height: height}
-	fmt.Fprintf(d, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="t d">`+"\n", width, height)
-	fmt.Fprintf(d, "<title id=\"t\">%s</title><desc id=\"d\">%s</desc>\n<style>%s</style>\n", escaped(title), escaped(description), style)
+	fmt.Fprintf(d, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="t d">`+"\n",
+		width, height)
+	fmt.Fprintf(d, "<title id=\"t\">%s</title><desc id=\"d\">%s</desc>\n<style>%s</style>\n", escaped(title),
+		escaped(description), style)
 	fmt.Fprintf(d, `<rect class="paper" width="%d" height="%d" rx="8"/>`+"\n", width, height)
 	return d
 }
@@ -46,7 +48,8 @@ func escaped(s string) string {
 }
 
 func (d *drawing) text(x, y float64, class, format string, args ...any) {
-	fmt.Fprintf(d, `<text x="%.1f" y="%.1f" class="%s">%s</text>`+"\n", x, y, class, escaped(fmt.Sprintf(format, args...)))
+	fmt.Fprintf(d, `<text x="%.1f" y="%.1f" class="%s">%s</text>`+"\n", x, y, class,
+		escaped(fmt.Sprintf(format, args...)))
 }
 
 func (d *drawing) rule(x1, y1, x2, y2 float64, class string) {

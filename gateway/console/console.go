@@ -87,12 +87,15 @@ const pageHeader = "Weir-Console"
 var files embed.FS
 
 // types has the Content-Type of files by extension.
-var types = map[string]string{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+var types = map[string]string{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
+	".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 // New returns a Console. The caller must Close it.
 func New(cfg Config) *Console {
-	cfg.MaxStreams, cfg.MaxOfSource = cmp.Or(cfg.MaxStreams, DefaultMaxStreams), cmp.Or(cfg.MaxOfSource, DefaultMaxOfSource)
-	c := &Console{cfg: cfg, bySource: make(map[source]int), changed: make(chan struct{}), streams: fairshare.New(cfg.MaxStreams)}
+	cfg.MaxStreams, cfg.MaxOfSource = cmp.Or(cfg.MaxStreams, DefaultMaxStreams),
+		cmp.Or(cfg.MaxOfSource, DefaultMaxOfSource)
+	c := &Console{cfg: cfg, bySource: make(map[source]int), changed: make(chan struct{}),
+		streams: fairshare.New(cfg.MaxStreams)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }
@@ -227,7 +230,8 @@ func (c *Console) ServeEvents(w http.ResponseWriter, r *http.Request) {
 	place, ok := c.enter(from)
 	if !ok {
 		h.Set("Retry-After", "5")
-		http.Error(w, "too many pages of the console are open: close one, or try again later", http.StatusServiceUnavailable)
+		http.Error(w, "too many pages of the console are open: close one, or try again later",
+			http.StatusServiceUnavailable)
 		return
 	}
 	defer c.leave(from, place)
@@ -262,5 +266,6 @@ func (c *Console) send(ctx context.Context, w http.ResponseWriter, control *http
 	// If w does not support deadlines, the server's time-out ends the stream.
 	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	// In three parts: a joined copy of the body would take memory for as long as the network takes.
-	return c.write(w, []byte("event: snapshot\ndata: ")) && c.write(w, body) && c.write(w, []byte("\n\n")) && control.Flush() == nil
+	return c.write(w, []byte("event: snapshot\ndata: ")) && c.write(w, body) && c.write(w, []byte("\n\n")) &&
+		control.Flush() == nil
 }

@@ -225,7 +225,8 @@ func TestAssets(t *testing.T) {
 		if again := get(path, h.Get("Etag")); again.Code != http.StatusNotModified || again.Body.Len() > 0 {
 			t.Errorf("%s, as it is known: %d", path, again.Code)
 		}
-		expect.Equal(t, regexp.MustCompile(`(?i)(src|href|url)\s*[=(]\s*["']?(https?:)?//|@import`).FindString(w.Body.String()), "",
+		expect.Equal(t, regexp.MustCompile(`(?i)(src|href|url)\s*[=(]\s*["']?(https?:)?//|@import`).FindString(
+			w.Body.String()), "",
 			"%s asks others", path)
 	}
 	page := get("/console", "").Body.Bytes()
@@ -233,11 +234,13 @@ func TestAssets(t *testing.T) {
 		found := regexp.MustCompile(bad).Find(page)
 		expect.True(t, found == nil, "the page has %s", found)
 	}
-	for _, id := range regexp.MustCompile(`\$\("([a-z-]+)"\)`).FindAllSubmatch(get("/console/app.js", "").Body.Bytes(), -1) {
+	for _, id := range regexp.MustCompile(`\$\("([a-z-]+)"\)`).FindAllSubmatch(get("/console/app.js", "").Body.Bytes(),
+		-1) {
 		expect.True(t, bytes.Contains(page, fmt.Appendf(nil, `id="%s"`, id[1])),
 			"the script asks for #%s, which the page has not", id[1])
 	}
-	expect.Equal(t, regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(`).FindString(get("/console/app.js", "").Body.String()), "", "the script makes HTML of text")
+	expect.Equal(t, regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(`).FindString(
+		get("/console/app.js", "").Body.String()), "", "the script makes HTML of text")
 	w := get("/console/other.js", "")
 	expect.Equal(t, w.Code, http.StatusNotFound, "another path")
 }
@@ -250,7 +253,8 @@ func TestOtherSitesPages(t *testing.T) {
 		defer s.Close()
 		for what, header := range map[string]http.Header{
 			"an image of a page in plain text": {},
-			"an EventSource":                   {"Origin": {"http://evil.test"}, "Accept": {"text/event-stream"}, "Sec-Fetch-Site": {"cross-site"}},
+			"an EventSource": {"Origin": {"http://evil.test"}, "Accept": {"text/event-stream"},
+				"Sec-Fetch-Site": {"cross-site"}},
 		} {
 			w := httptest.NewRecorder()
 			r := httptest.NewRequestWithContext(t.Context(), "GET", Path+"/events", nil)
@@ -272,7 +276,8 @@ func TestSourcesBehindAProxy(t *testing.T) {
 		})
 		defer s.Close()
 		open := func() int { return s.watch(t, "10.0.0.1:1", "X-Forwarded-For", from).Code }
-		for _, c := range []struct{ who, from string }{{"", "192.0.2.1"}, {"", "192.0.2.2"}, {"greedy", "192.0.2.1"}, {"modest", "192.0.2.1"}} {
+		for _, c := range []struct{ who, from string }{{"", "192.0.2.1"}, {"", "192.0.2.2"}, {"greedy", "192.0.2.1"},
+			{"modest", "192.0.2.1"}} {
 			who, from = c.who, c.from
 			for i, want := range []int{http.StatusOK, http.StatusOK, http.StatusServiceUnavailable} {
 				expect.Equal(t, open(), want, "%+v, stream %d", c, i)

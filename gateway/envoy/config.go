@@ -136,7 +136,8 @@ var chargeWords = []string{"always", "independent", "all_or_none"}
 
 var (
 	rootFields       = []string{"domain", "descriptors", "charge", "quota_buckets"}
-	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric",
+	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode",
+		"detailed_metric",
 		"value_to_metric", "share_threshold", "metadata"}
 	limitFields = []string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "name", "replaces",
 		"algorithm", "capacity", "carry_debt", "max_debt", "charge", "policy"}
@@ -247,7 +248,8 @@ func (r *reader) file() {
 	}
 	name, given := r.domainName(top)
 	mode := r.charge(top, chargeAlways)
-	d := &domain{name: name, namespace: limit.EnvoyNamespace + name, file: r.File, charge: mode, node: node{children: make(map[string]*node)}}
+	d := &domain{name: name, namespace: limit.EnvoyNamespace + name, file: r.File, charge: mode,
+		node: node{children: make(map[string]*node)}}
 	if given {
 		f, _ := top.Get("domain")
 		d.line = f.Node.Line
@@ -273,7 +275,8 @@ func (r *reader) domainName(top strictyaml.Fields) (string, bool) {
 		r.Fail(f.Node, f.Path, "is empty: name the domain that Envoy's filters send")
 		return "", false
 	case len(name) > limit.MaxNamespace-len(limit.EnvoyNamespace):
-		r.Fail(f.Node, f.Path, "has %d bytes, at most %d are taken", len(name), limit.MaxNamespace-len(limit.EnvoyNamespace))
+		r.Fail(f.Node, f.Path, "has %d bytes, at most %d are taken", len(name),
+			limit.MaxNamespace-len(limit.EnvoyNamespace))
 		return "", false
 	}
 	return name, true
@@ -284,7 +287,8 @@ var plainTags = []string{"!!int", "!!float", "!!bool", "!!timestamp"}
 
 // text reads a string.
 func (r *reader) text(f strictyaml.Field) (string, bool) {
-	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && slices.Contains(plainTags, n.Tag) && n.Style&yaml.TaggedStyle == 0 {
+	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && slices.Contains(plainTags, n.Tag) &&
+		n.Style&yaml.TaggedStyle == 0 {
 		return n.Value, true
 	}
 	return r.Text(f)
@@ -326,7 +330,9 @@ func (r *reader) descriptors(list strictyaml.Field, into *node, parent string, m
 	}
 	r.inside = append(r.inside, list.Node)
 	defer func() { r.inside = r.inside[:len(r.inside)-1] }()
-	for f := range r.Maps(list, "descriptors, such as {key: remote_address, rate_limit: {unit: second, requests_per_unit: 10}}", descriptorFields,
+	for f := range r.Maps(list,
+		"descriptors, such as {key: remote_address, rate_limit: {unit: second, requests_per_unit: 10}}",
+		descriptorFields,
 		"value", "descriptors", "rate_limit", "metadata") {
 		r.descriptor(f, into, parent, mode, depth)
 	}
@@ -353,7 +359,8 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 			if twice.file != r.File {
 				where += " of " + twice.file
 			}
-			r.Fail(key.Node, f.Path, "is the second descriptor of the composite key %s, after that on %s: remove one", strictyaml.Show(fullKey), where)
+			r.Fail(key.Node, f.Path, "is the second descriptor of the composite key %s, after that on %s: remove one",
+				strictyaml.Show(fullKey), where)
 		} else {
 			into.children[name] = own
 			if strings.Contains(name, "*") {
@@ -367,7 +374,8 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 		if strings.Contains(name, "*") {
 			own.pattern = cmp.Or(own.value, name)
 		} else {
-			r.Fail(share.Key, share.Path, "is for values with an *, and this descriptor's composite key is %s", strictyaml.Show(name))
+			r.Fail(share.Key, share.Path, "is for values with an *, and this descriptor's composite key is %s",
+				strictyaml.Show(name))
 		}
 	}
 	metadata := r.metadata(f)
@@ -397,7 +405,8 @@ func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
 	if one, given := f.Get("policy"); given {
 		r.policy(f, one, out)
 	} else if out.unlimited {
-		for _, one := range f.Only([]string{"unit", "unit_multiplier", "algorithm", "capacity", "carry_debt", "max_debt"}) {
+		for _, one := range f.Only([]string{"unit", "unit_multiplier", "algorithm", "capacity", "carry_debt",
+			"max_debt"}) {
 			r.Fail(one.Key, one.Path, "stands beside unlimited: remove one of them")
 		}
 	} else {
@@ -437,7 +446,8 @@ func (r *reader) replaces(f strictyaml.Fields, out *rule) {
 // policy reads a limit that is a policy's.
 func (r *reader) policy(f strictyaml.Fields, one strictyaml.Field, out *rule) {
 	out.policy = r.policyName(one)
-	for _, beside := range f.Only([]string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "algorithm", "capacity", "carry_debt", "max_debt"}) {
+	for _, beside := range f.Only([]string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "algorithm",
+		"capacity", "carry_debt", "max_debt"}) {
 		r.Fail(beside.Key, beside.Path, "stands beside policy, which says what the limit is: remove one of them")
 	}
 }
@@ -449,7 +459,8 @@ func (r *reader) rate(f strictyaml.Fields, out *rule) {
 	if word, ok := r.Text(one); ok {
 		u, known := units[strings.ToUpper(word)]
 		if !known {
-			r.Fail(one.Node, one.Path, "must be one of second, minute, hour, day, week, month and year, not %s", strictyaml.Show(word))
+			r.Fail(one.Node, one.Path, "must be one of second, minute, hour, day, week, month and year, not %s",
+				strictyaml.Show(word))
 		}
 		out.unit, l.Window = u.number, u.length
 	}

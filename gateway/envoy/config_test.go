@@ -43,8 +43,10 @@ func TestMistakes(t *testing.T) {
 
 // TestDuplicateDomain: the reference's "duplicate domain 'd' in config file", unless files are merged.
 func TestDuplicateDomain(t *testing.T) {
-	one := File{"a.yaml", []byte("domain: d\ndescriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 1}}]\n")}
-	two := File{"b.yaml", []byte("domain: d\ndescriptors: [{key: b, rate_limit: {unit: second, requests_per_unit: 2}}]\n")}
+	one := File{"a.yaml", []byte(
+		"domain: d\ndescriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 1}}]\n")}
+	two := File{"b.yaml", []byte(
+		"domain: d\ndescriptors: [{key: b, rate_limit: {unit: second, requests_per_unit: 2}}]\n")}
 	_, err := Parse([]File{one, two}, Options{})
 	expect.True(t, err != nil &&
 		strings.HasPrefix(err.Error(), "b.yaml:1:9: domain: is the domain of a.yaml, line 1, too"), "%v", err)
@@ -170,7 +172,8 @@ func TestMatch(t *testing.T) {
 		case err != nil:
 			t.Errorf("%q: %v", test.entries, err)
 		case test.want == 0 && m.rule == nil:
-		case m.rule == nil || m.perUnit != test.want || m.limit.Window != test.window || m.limit.Period != algo.Epoch || m.limit.Limit != int64(test.want):
+		case m.rule == nil || m.perUnit != test.want || m.limit.Window != test.window || m.limit.Period != algo.Epoch ||
+			m.limit.Limit != int64(test.want):
 			t.Errorf("%q: %+v", test.entries, m.rule)
 		}
 	}
@@ -261,7 +264,8 @@ descriptors:
 
 func TestLooks(t *testing.T) {
 	for text, want := range map[string]bool{
-		"domain: d\n": true, "descriptors: []\n": true, "policies: []\n": false, "": false, "a: b\n": false, "[": false, "- domain\n": false,
+		"domain: d\n": true, "descriptors: []\n": true, "policies: []\n": false, "": false, "a: b\n": false, "[": false,
+		"- domain\n": false,
 	} {
 		expect.Equal(t, Looks([]byte(text)), want, "%q", text)
 	}
@@ -279,7 +283,8 @@ func TestWatch(t *testing.T) {
 	write("notes.txt", "no YAML: [")
 	must.NoError(t, os.Mkdir(filepath.Join(dir, "sub.yaml"), 0o700))
 	changes, errs := make(chan *Config, 10), make(chan error, 10)
-	w := must.Value(NewWatcher(dir, WatchConfig{OnChange: func(c *Config) { changes <- c }, OnError: func(err error) { errs <- err }}))(t)
+	w := must.Value(NewWatcher(dir,
+		WatchConfig{OnChange: func(c *Config) { changes <- c }, OnError: func(err error) { errs <- err }}))(t)
 	w.Watch()
 	defer w.Close()
 	n, _ := w.Current().Domains()

@@ -18,7 +18,8 @@ import (
 // limits and 429 over one of them, each with the response; 400 with plain text for a request that is malformed or
 // cannot be decided. Other than the reference it says why, and answers 413 for a body that is too large, 403 for a
 // denied caller and 503 when no decision can be had now. err is the error of reading the body.
-func (s *Service) AnswerJSON(ctx context.Context, body []byte, err error) (code int, contentType string, answer []byte) {
+func (s *Service) AnswerJSON(ctx context.Context, body []byte,
+	err error) (code int, contentType string, answer []byte) {
 	in := new(ratelimitv3.RateLimitRequest)
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		return fail(http.StatusRequestEntityTooLarge, nil)

@@ -31,7 +31,8 @@ const (
 
 // CheckRateLimit says whether one more hit would be within all limits of a request, and charges nothing. As in
 // Limitador, it ignores the request's hits and returns no statuses.
-func (k *kuadrant) CheckRateLimit(ctx context.Context, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
+func (k *kuadrant) CheckRateLimit(ctx context.Context,
+	in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
 	if in.GetDomain() == "" {
 		return &ratelimitv3.RateLimitResponse{OverallCode: codeUnknown}, nil
 	}
@@ -55,7 +56,8 @@ func (k *kuadrant) CheckRateLimit(ctx context.Context, in *ratelimitv3.RateLimit
 
 // Report charges the request's hits to all its limits, whether or not there is room, and answers OK. If an owner cannot
 // be asked, it charges none. As in Limitador, it ignores the hits of descriptors, and 0 hits are 1.
-func (k *kuadrant) Report(ctx context.Context, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
+func (k *kuadrant) Report(ctx context.Context,
+	in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
 	if in.GetDomain() == "" {
 		return &ratelimitv3.RateLimitResponse{OverallCode: codeUnknown}, nil
 	}
@@ -189,7 +191,8 @@ func (k *kuadrant) settle(ctx context.Context, list []*asked, id string, amount 
 
 // same says whether two targets of a request are the same. Limits that requests bring are compared by value.
 func same(a, b *limit.Target) bool {
-	return a.Key == b.Key && a.Policy == b.Policy && (a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
+	return a.Key == b.Key && a.Policy == b.Policy &&
+		(a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
 }
 
 // charge charges a cost to all limits, or to none.

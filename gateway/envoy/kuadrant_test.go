@@ -28,7 +28,8 @@ import (
 func TestKuadrant(t *testing.T) {
 	b := newBench(t, limits)
 	var intercepted []string
-	addr := testkit.Serve(t, b.Register, grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	addr := testkit.Serve(t, b.Register, grpc.UnaryInterceptor(func(ctx context.Context, in any,
+		info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 		intercepted = append(intercepted, info.FullMethod)
 		return h(ctx, in)
 	}))
@@ -39,9 +40,11 @@ func TestKuadrant(t *testing.T) {
 		}
 		return client.CheckRateLimit(t.Context(), in)
 	}
-	answers := func(rule, method string, want ratelimitv3.RateLimitResponse_Code, domain string, hits uint32, descriptors ...*common.RateLimitDescriptor) {
+	answers := func(rule, method string, want ratelimitv3.RateLimitResponse_Code, domain string, hits uint32,
+		descriptors ...*common.RateLimitDescriptor) {
 		t.Helper()
-		out, err := call(method, &ratelimitv3.RateLimitRequest{Domain: domain, HitsAddend: hits, Descriptors: descriptors})
+		out, err := call(method, &ratelimitv3.RateLimitRequest{Domain: domain, HitsAddend: hits,
+			Descriptors: descriptors})
 		expect.True(t, err == nil && out.OverallCode == want, "%s: %v, %v, want %v", rule, out, err, want)
 		expect.True(t, len(out.Statuses)+len(out.ResponseHeadersToAdd)+len(out.RequestHeadersToAdd) == 0 &&
 			out.DynamicMetadata == nil, "%s: the original answers the code alone: %v", rule, out)
@@ -64,13 +67,16 @@ func TestKuadrant(t *testing.T) {
 	answers("9 of 10 are used: one more passes", check, ok, "d", 1, minute)
 	answers("a report is OK also where it goes over the limit", report, ok, "d", 5, minute)
 	answers("14 of 10 are used: one more does not pass", check, over, "d", 1, minute)
-	answers("the counters are those of ShouldRateLimit, and of the same descriptor", check, ok, "d", 1, entriesOf("minute", "v"))
-	want(t, "the counters are those of ShouldRateLimit", b.ask(1, adding(entriesOf("minute", "u"), 0, false)).Statuses[0], over, 0)
+	answers("the counters are those of ShouldRateLimit, and of the same descriptor", check, ok, "d", 1,
+		entriesOf("minute", "v"))
+	want(t, "the counters are those of ShouldRateLimit",
+		b.ask(1, adding(entriesOf("minute", "u"), 0, false)).Statuses[0], over, 0)
 	answers("any limit that is over makes the whole so", check, over, "d", 1, entriesOf("minute", "v"), minute)
 	answers("a limit of 0 lets nothing pass", check, over, "d", 1, entriesOf("zero", "u"))
 	answers("what is not limited passes", check, ok, "d", 1, entriesOf("free", "u"))
 	answers("what is not limited passes", report, ok, "d", 7, entriesOf("free", "u"))
-	answers("all descriptors of a report are counted", report, ok, "d", 10, entriesOf("minute", "v"), entriesOf("log", "v"))
+	answers("all descriptors of a report are counted", report, ok, "d", 10, entriesOf("minute", "v"),
+		entriesOf("log", "v"))
 	answers("all descriptors of a report are counted", check, over, "d", 1, entriesOf("minute", "v"))
 	answers("all descriptors of a report are counted", check, over, "d", 1, entriesOf("log", "v"))
 	answers("Weir's shadow_mode admits", report, ok, "d", 10, entriesOf("shadow", "v"))
@@ -80,21 +86,27 @@ func TestKuadrant(t *testing.T) {
 
 	// Ours: Limitador charges the limits of a report one after the other, and stops at the first that its storage
 	// fails.
-	_, err := call(report, &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: 10, Descriptors: []*common.RateLimitDescriptor{
-		entriesOf("minute", "all"), entriesOf("log", "all"), entriesOf("lost", "all")}})
+	_, err := call(report, &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: 10,
+		Descriptors: []*common.RateLimitDescriptor{
+			entriesOf("minute", "all"), entriesOf("log", "all"), entriesOf("lost", "all")}})
 	expect.Equal(t, status.Code(err), codes.NotFound, "a report of which one limit is lost: %v", err)
-	answers("of a report that fails nothing is counted", check, ok, "d", 1, entriesOf("minute", "all"), entriesOf("log", "all"))
-	answers("a descriptor that is there twice counts twice", report, ok, "d", 5, entriesOf("minute", "twice"), entriesOf("minute", "twice"))
+	answers("of a report that fails nothing is counted", check, ok, "d", 1, entriesOf("minute", "all"),
+		entriesOf("log", "all"))
+	answers("a descriptor that is there twice counts twice", report, ok, "d", 5, entriesOf("minute", "twice"),
+		entriesOf("minute", "twice"))
 	answers("a descriptor that is there twice counts twice", check, over, "d", 1, entriesOf("minute", "twice"))
 
 	// The descriptor is named by its place in the request, of which the first has no limit.
 	kuadrant := &kuadrant{Service: b.Service}
-	lost := []*common.RateLimitDescriptor{entriesOf("free", "u"), entriesOf("minute", "named"), entriesOf("lost", "named")}
+	lost := []*common.RateLimitDescriptor{entriesOf("free", "u"), entriesOf("minute", "named"),
+		entriesOf("lost", "named")}
 	_, checked := kuadrant.CheckRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: lost})
 	_, reported := kuadrant.Report(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: lost})
 	_, reserved := kuadrant.Reserve(t.Context(), &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Descriptors: lost})
-	_, committed := kuadrant.Commit(t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, Descriptors: lost})
-	_, settled := kuadrant.Commit(t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, ReservationId: "no id", Descriptors: lost})
+	_, committed := kuadrant.Commit(t.Context(),
+		&kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, Descriptors: lost})
+	_, settled := kuadrant.Commit(t.Context(),
+		&kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, ReservationId: "no id", Descriptors: lost})
 	for _, err := range []error{checked, reported, reserved, committed, settled} {
 		message := status.Convert(err).Message()
 		expect.True(t, strings.HasPrefix(message, "descriptors[2].policy: there is no policy named lost"), "%v", err)
@@ -106,9 +118,11 @@ func TestKuadrant(t *testing.T) {
 	// Errors of the storage are UNAVAILABLE in the original, so that failure_mode_deny decides; ours name what is
 	// wrong.
 	for _, method := range []string{check, report} {
-		_, err = call(method, &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("lost", "u")}})
+		_, err = call(method, &ratelimitv3.RateLimitRequest{Domain: "d",
+			Descriptors: []*common.RateLimitDescriptor{entriesOf("lost", "u")}})
 		expect.Equal(t, status.Code(err), codes.NotFound, "a policy that there is not: %v", err)
-		_, err = call(method, &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: make([]*common.RateLimitDescriptor, 1001)})
+		_, err = call(method, &ratelimitv3.RateLimitRequest{Domain: "d",
+			Descriptors: make([]*common.RateLimitDescriptor, 1001)})
 		expect.Equal(t, status.Code(err), codes.ResourceExhausted, "%d descriptors: %v", 1001, err)
 	}
 	expect.True(t, b.hits["d.minute within_limit"] != 0 && len(intercepted) != 0,
@@ -130,7 +144,8 @@ func newReserving(t *testing.T) *reserving {
 	return &reserving{b, &kuadrant{Service: b.Service}}
 }
 
-func (r *reserving) reserve(rule string, want ratelimitv3.RateLimitResponse_Code, amount uint64, ttl time.Duration, descriptors ...*common.RateLimitDescriptor) string {
+func (r *reserving) reserve(rule string, want ratelimitv3.RateLimitResponse_Code, amount uint64, ttl time.Duration,
+	descriptors ...*common.RateLimitDescriptor) string {
 	r.t.Helper()
 	in := &kuadrantpb.ReserveRequest{Domain: "d", Amount: amount, Descriptors: descriptors}
 	if ttl != 0 {
@@ -142,9 +157,11 @@ func (r *reserving) reserve(rule string, want ratelimitv3.RateLimitResponse_Code
 	return out.GetReservationId()
 }
 
-func (r *reserving) commit(rule string, want bool, id string, amount uint64, descriptors ...*common.RateLimitDescriptor) {
+func (r *reserving) commit(rule string, want bool, id string, amount uint64,
+	descriptors ...*common.RateLimitDescriptor) {
 	r.t.Helper()
-	out, err := r.service.Commit(r.t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ReservationId: id, ActualAmount: amount, Descriptors: descriptors})
+	out, err := r.service.Commit(r.t.Context(),
+		&kuadrantpb.CommitRequest{Domain: "d", ReservationId: id, ActualAmount: amount, Descriptors: descriptors})
 	expect.True(r.t, err == nil && out.ReservationReleased == want,
 		"%s: %v, %v, want released %v", rule, out, err, want)
 }
@@ -192,13 +209,15 @@ func TestKuadrantReserve(t *testing.T) {
 	r.left("and counts nothing", 10, d("minute", "none"))
 
 	// All limits or none.
-	id = r.reserve("a reservation holds under all limits", ok, 2, 0, d("minute", "many"), d("log", "many"), d("shared", "many"))
+	id = r.reserve("a reservation holds under all limits", ok, 2, 0, d("minute", "many"), d("log", "many"),
+		d("shared", "many"))
 	r.reserve("one limit without room refuses the whole", over, 1, 0, d("minute", "many"), d("log", "many"))
 	r.left("and then nothing is held", 8, d("minute", "many"))
 	r.commit("one id settles all", true, id, 1, d("minute", "many"), d("log", "many"), d("shared", "many"))
 	r.left("one id settles all", 9, d("minute", "many"))
 	r.reserve("one id settles all", ok, 1, 0, d("log", "many"))
-	id = r.reserve("a descriptor that is there twice is held twice (ours: the original has one counter)", ok, 3, 0, d("minute", "dup"), d("minute", "dup"))
+	id = r.reserve("a descriptor that is there twice is held twice (ours: the original has one counter)", ok, 3, 0,
+		d("minute", "dup"), d("minute", "dup"))
 	r.left("held twice", 4, d("minute", "dup"))
 	r.commit("and committed twice", true, id, 1, d("minute", "dup"), d("minute", "dup"))
 	r.left("and committed twice", 8, d("minute", "dup"))
@@ -229,10 +248,13 @@ func TestKuadrantReserve(t *testing.T) {
 	r.reserve("none has room", over, 1, 0, d("quota", "u"))
 
 	// Requests without a domain, and what cannot be.
-	if out, err := r.service.Reserve(t.Context(), &kuadrantpb.ReserveRequest{Amount: 1, Descriptors: []*common.RateLimitDescriptor{minute()}}); err != nil || out.Code != codeUnknown || out.ReservationId != "" {
+	if out, err := r.service.Reserve(t.Context(),
+		&kuadrantpb.ReserveRequest{Amount: 1, Descriptors: []*common.RateLimitDescriptor{minute()}}); err != nil ||
+		out.Code != codeUnknown || out.ReservationId != "" {
 		t.Errorf("an empty domain is answered UNKNOWN: %v, %v", out, err)
 	}
-	if out, err := r.service.Commit(t.Context(), &kuadrantpb.CommitRequest{ReservationId: "some-id", ActualAmount: 1, Descriptors: []*common.RateLimitDescriptor{minute()}}); err != nil || out.ReservationReleased {
+	if out, err := r.service.Commit(t.Context(), &kuadrantpb.CommitRequest{ReservationId: "some-id", ActualAmount: 1,
+		Descriptors: []*common.RateLimitDescriptor{minute()}}); err != nil || out.ReservationReleased {
 		t.Errorf("an empty domain releases nothing, and is no error: %v, %v", out, err)
 	}
 	for _, bad := range []struct {
@@ -242,9 +264,11 @@ func TestKuadrantReserve(t *testing.T) {
 		{[]*common.RateLimitDescriptor{d("lost", "u")}, codes.NotFound},
 		{make([]*common.RateLimitDescriptor, 1001), codes.ResourceExhausted},
 	} {
-		_, err := r.service.Reserve(t.Context(), &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Descriptors: bad.descriptors})
+		_, err := r.service.Reserve(t.Context(),
+			&kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Descriptors: bad.descriptors})
 		expect.Equal(t, status.Code(err), bad.want, "Reserve of %.100v: %v", bad.descriptors, err)
-		_, err = r.service.Commit(t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, Descriptors: bad.descriptors})
+		_, err = r.service.Commit(t.Context(),
+			&kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, Descriptors: bad.descriptors})
 		expect.Equal(t, status.Code(err), bad.want, "Commit of %.100v: %v", bad.descriptors, err)
 	}
 }
@@ -316,11 +340,13 @@ func TestReservationsOfKuadrantByBytes(t *testing.T) {
 		}
 		reserved := 0
 		for n := range 50 {
-			out, err := k.Reserve(thief, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Ttl: durationpb.New(time.Minute), Descriptors: long(n)})
+			out, err := k.Reserve(thief, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1,
+				Ttl: durationpb.New(time.Minute), Descriptors: long(n)})
 			if err == nil {
 				reserved++
 				failing := append(long(n)[:1], entriesOf("lost", "u"))
-				_, err := k.Commit(thief, &kuadrantpb.CommitRequest{Domain: "d", ReservationId: out.ReservationId, ActualAmount: 1, Descriptors: failing})
+				_, err := k.Commit(thief, &kuadrantpb.CommitRequest{Domain: "d", ReservationId: out.ReservationId,
+					ActualAmount: 1, Descriptors: failing})
 				must.Equal(t, status.Code(err), codes.NotFound, "%v", err)
 				continue
 			}
@@ -331,7 +357,8 @@ func TestReservationsOfKuadrantByBytes(t *testing.T) {
 		taken, most := kept.InUse()
 		expect.True(t, reserved >= 4 && reserved <= 10 && taken >= most/2 && taken <= most*3/4,
 			"%d reservations take %d of %d bytes", reserved, taken, most)
-		_, err := k.Reserve(shop, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Ttl: durationpb.New(time.Minute), Descriptors: long(100)})
+		_, err := k.Reserve(shop, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Ttl: durationpb.New(time.Minute),
+			Descriptors: long(100)})
 		expect.NoError(t, err, "another caller's reservation")
 		b.past.Add(int64(time.Minute))
 		time.Sleep(time.Minute)
@@ -346,7 +373,8 @@ func TestReservationsOfKuadrantByBytes(t *testing.T) {
 // TestPanicOfAnExpiry: a panic in a cancellation that nobody asked for ends that alone, and is told.
 func TestPanicOfAnExpiry(t *testing.T) {
 	told := make(chan *panics.Error, 1)
-	e := &expiry{service: struct{ limit.Service }{}, kept: fairshare.New(0), pending: make(map[string]pending), panicked: func(p *panics.Error) { told <- p }}
+	e := &expiry{service: struct{ limit.Service }{}, kept: fairshare.New(0), pending: make(map[string]pending),
+		panicked: func(p *panics.Error) { told <- p }}
 	e.add("id", []limit.Target{{Policy: "p", Key: "k"}}, time.Nanosecond, fairshare.Taken{})
 	<-told
 	e.close()

@@ -112,7 +112,8 @@ func (d *domain) override(in *common.RateLimitDescriptor_RateLimitOverride) (*ru
 	}
 	return &rule{
 		fullKey: d.name + ".override", perUnit: in.GetRequestsPerUnit(), charge: d.charge, unit: u.number,
-		limit: &algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch, Window: u.length, Limit: max(int64(in.GetRequestsPerUnit()), 1)},
+		limit: &algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch, Window: u.length,
+			Limit: max(int64(in.GetRequestsPerUnit()), 1)},
 	}, nil
 }
 

@@ -20,7 +20,8 @@ func metadataOf(in *ratelimitv3.RateLimitRequest, all []asked) *structpb.Struct 
 		}
 		one := map[string]*structpb.Value{"entries": structpb.NewListValue(entries)}
 		if l := d.GetLimit(); l != nil {
-			one["limit"] = structpb.NewStringValue("requests_per_unit:" + strconv.FormatUint(uint64(l.GetRequestsPerUnit()), 10) + " unit:" + l.GetUnit().String())
+			one["limit"] = structpb.NewStringValue("requests_per_unit:" +
+				strconv.FormatUint(uint64(l.GetRequestsPerUnit()), 10) + " unit:" + l.GetUnit().String())
 		}
 		if n := d.GetHitsAddend(); n != nil {
 			one["hitsAddend"] = structpb.NewNumberValue(float64(n.GetValue()))

@@ -85,7 +85,8 @@ func (b *quotaBucket) keyOf(id map[string]string) string {
 
 // quotas reads quota_buckets into a domain.
 func (r *reader) quotas(list strictyaml.Field, d *domain) {
-	for f := range r.Maps(list, "buckets, such as {bucket: {tenant: \"*\"}, policy: per-tenant, key: \"{tenant}\"}", quotaFields) {
+	for f := range r.Maps(list, "buckets, such as {bucket: {tenant: \"*\"}, policy: per-tenant, key: \"{tenant}\"}",
+		quotaFields) {
 		r.quota(f, d)
 	}
 }
@@ -112,7 +113,8 @@ func (r *reader) quota(f strictyaml.Fields, d *domain) {
 		return
 	}
 	for i := range d.quotas {
-		if other := &d.quotas[i]; other.matches(b.entries) { // the value * of b matches only *, which means that other has all values
+		// the value * of b matches only *, which means that other has all values
+		if other := &d.quotas[i]; other.matches(b.entries) {
 			r.Fail(bucket.Key, bucket.Path, "has no bucket left: that of line %d has all of them", other.line)
 			return
 		}
@@ -153,7 +155,8 @@ func (r *reader) bucketID(at strictyaml.Field) map[string]string {
 		bytes += len(key.Value) + len(value)
 	}
 	if len(entries) > MaxQuotaEntries || bytes > MaxQuotaText {
-		r.Fail(n, at.Path, "has %d entries and %d bytes, at most %d and %d are taken", len(entries), bytes, MaxQuotaEntries, MaxQuotaText)
+		r.Fail(n, at.Path, "has %d entries and %d bytes, at most %d and %d are taken", len(entries), bytes,
+			MaxQuotaEntries, MaxQuotaText)
 		return nil
 	}
 	return entries

@@ -74,7 +74,8 @@ type Service struct {
 
 // NewService returns a Service.
 func NewService(cfg ServiceConfig) *Service {
-	return &Service{cfg: cfg, expiry: expiry{service: cfg.Own, panicked: cfg.Panicked, kept: cfg.Kept, pending: make(map[string]pending)}}
+	return &Service{cfg: cfg,
+		expiry: expiry{service: cfg.Own, panicked: cfg.Panicked, kept: cfg.Kept, pending: make(map[string]pending)}}
 }
 
 // Close stops pending cancellations of reservations, and waits for those that run.
@@ -90,8 +91,10 @@ var (
 	errDomain      = status.Error(codes.InvalidArgument, "rate limit domain must not be empty")
 	errDescriptors = status.Error(codes.InvalidArgument, "rate limit descriptor list must not be empty")
 	errUnit        = errors.New("limit.unit: is missing or unknown")
-	errPending     = status.Error(codes.ResourceExhausted, "this node keeps no more pending reservations for this caller: commit some, or wait until they expire")
-	errTooMany     = status.Error(codes.ResourceExhausted, "descriptors: more than "+strconv.Itoa(limit.MaxBatch)+" in one request")
+	errPending     = status.Error(codes.ResourceExhausted,
+		"this node keeps no more pending reservations for this caller: commit some, or wait until they expire")
+	errTooMany = status.Error(codes.ResourceExhausted,
+		"descriptors: more than "+strconv.Itoa(limit.MaxBatch)+" in one request")
 )
 
 // asked is one descriptor of a request with its limit and its answer.
@@ -122,7 +125,8 @@ func (a *asked) zero() bool { return a.limit != nil && a.perUnit == 0 }
 
 // ShouldRateLimit implements the service's only method. Errors are gRPC statuses. A request over its limit is not an
 // error.
-func (s *Service) ShouldRateLimit(ctx context.Context, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
+func (s *Service) ShouldRateLimit(ctx context.Context,
+	in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
 	switch {
 	case in.GetDomain() == "":
 		return nil, errDomain
@@ -208,7 +212,8 @@ func (s *Service) ask(ctx context.Context, all []asked) error {
 		case a.rule == nil:
 			a.status = &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK}
 		case a.unlimited:
-			a.status = &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK, LimitRemaining: math.MaxUint32}
+			a.status = &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK,
+				LimitRemaining: math.MaxUint32}
 			s.cfg.Count(a.metric, WithinLimit, uint64(max(a.hits, 0)))
 		case a.charge == chargeAllOrNone && a.hits > 0:
 			together = append(together, a)
@@ -407,10 +412,12 @@ func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratel
 		}
 		near, banned := flags(all)
 		if near {
-			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd, &core.HeaderValue{Key: quotaheader.NearLimit, Value: "true"})
+			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd,
+				&core.HeaderValue{Key: quotaheader.NearLimit, Value: "true"})
 		}
 		if banned {
-			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd, &core.HeaderValue{Key: quotaheader.Banned, Value: "true"})
+			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd,
+				&core.HeaderValue{Key: quotaheader.Banned, Value: "true"})
 		}
 	}
 	if s.cfg.Metadata {

@@ -49,15 +49,17 @@ func newBench(t testing.TB, config string, change ...func(*ServiceConfig)) *benc
 	t.Helper()
 	b := &bench{t: t, hits: make(map[string]uint64)}
 	c := parse(t, config)
-	set := must.Value(policy.Parse("p", []byte("policies: [{name: shared, limits: [3/1m], algorithm: sliding_log, warn_at: 0.6}, {name: banning, limits: [2/1m], ban: 1h}]")))(t)
+	set := must.Value(policy.Parse("p",
+		[]byte("policies: [{name: shared, limits: [3/1m], algorithm: sliding_log, warn_at: 0.6}, {name: banning, limits: [2/1m], ban: 1h}]")))(t)
 	l := limiter.New(limiter.Config{Policies: set, NoInline: true, Clock: func() algo.Instant {
 		now := b.now()
 		return algo.Instant{Mono: now.Sub(start).Nanoseconds(), Wall: now.UnixNano()}
 	}})
 	t.Cleanup(l.Close)
 	cfg := ServiceConfig{
-		Service: l, Own: l, Config: func() *Config { return c }, Now: b.now, Kept: fairshare.New(0), Caller: func(context.Context) string { return "" },
-		Count: func(name, result string, hits uint64) { b.hits[name+" "+result] += hits },
+		Service: l, Own: l, Config: func() *Config { return c }, Now: b.now, Kept: fairshare.New(0),
+		Caller: func(context.Context) string { return "" },
+		Count:  func(name, result string, hits uint64) { b.hits[name+" "+result] += hits },
 	}
 	for _, f := range change {
 		f(&cfg)
@@ -70,7 +72,8 @@ func (b *bench) now() time.Time { return start.Add(time.Duration(b.past.Load()))
 
 func (b *bench) ask(hits uint32, descriptors ...*common.RateLimitDescriptor) *ratelimitv3.RateLimitResponse {
 	b.t.Helper()
-	out := must.Value(b.ShouldRateLimit(context.Background(), &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: hits, Descriptors: descriptors}))(b.t)
+	out := must.Value(b.ShouldRateLimit(context.Background(),
+		&ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: hits, Descriptors: descriptors}))(b.t)
 	must.True(b.t, len(out.Statuses) == len(descriptors),
 		"%d statuses of %d descriptors", len(out.Statuses), len(descriptors))
 	return out
@@ -81,7 +84,8 @@ func adding(d *common.RateLimitDescriptor, hits uint64, negative bool) *common.R
 	return d
 }
 
-func want(t testing.TB, what string, st *ratelimitv3.RateLimitResponse_DescriptorStatus, code ratelimitv3.RateLimitResponse_Code, remaining uint32) {
+func want(t testing.TB, what string, st *ratelimitv3.RateLimitResponse_DescriptorStatus,
+	code ratelimitv3.RateLimitResponse_Code, remaining uint32) {
 	t.Helper()
 	expect.True(t, st.GetCode() == code && st.GetLimitRemaining() == remaining,
 		"%s: %v, want %v with %d left", what, st, code, remaining)
@@ -173,7 +177,8 @@ func TestWindows(t *testing.T) {
 // TestUnmatched. The reference: a domain or descriptor that is not configured is OK, with no limit told.
 func TestUnmatched(t *testing.T) {
 	b := newBench(t, limits)
-	out, err := b.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "other", Descriptors: []*common.RateLimitDescriptor{entriesOf("minute", "u")}})
+	out, err := b.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "other",
+		Descriptors: []*common.RateLimitDescriptor{entriesOf("minute", "u")}})
 	expect.True(t, err == nil && out.OverallCode == ok && out.Statuses[0].Code == ok &&
 		out.Statuses[0].CurrentLimit == nil, "%v, %v", out, err)
 	st := b.ask(1, entriesOf("none", "u")).Statuses[0]
@@ -197,14 +202,20 @@ func TestErrors(t *testing.T) {
 		text string
 	}{
 		{nil, codes.InvalidArgument, "rate limit domain must not be empty"},
-		{&ratelimitv3.RateLimitRequest{Descriptors: many[:1]}, codes.InvalidArgument, "rate limit domain must not be empty"},
-		{&ratelimitv3.RateLimitRequest{Domain: "d"}, codes.InvalidArgument, "rate limit descriptor list must not be empty"},
-		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: many}, codes.ResourceExhausted, "descriptors: more than 1000"},
-		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{bad}}, codes.InvalidArgument, "descriptors[0].limit.unit: is missing"},
-		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("lost", "u")}}, codes.NotFound,
+		{&ratelimitv3.RateLimitRequest{Descriptors: many[:1]}, codes.InvalidArgument,
+			"rate limit domain must not be empty"},
+		{&ratelimitv3.RateLimitRequest{Domain: "d"}, codes.InvalidArgument,
+			"rate limit descriptor list must not be empty"},
+		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: many}, codes.ResourceExhausted,
+			"descriptors: more than 1000"},
+		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{bad}},
+			codes.InvalidArgument, "descriptors[0].limit.unit: is missing"},
+		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("lost", "u")}},
+			codes.NotFound,
 			"descriptors[0].policy: there is no policy named lost"},
 		// The descriptor is named by its place in the request, of which the first has no limit.
-		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("free", "u"), entriesOf("minute", "u"), entriesOf("lost", "u")}},
+		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("free", "u"),
+			entriesOf("minute", "u"), entriesOf("lost", "u")}},
 			codes.NotFound, "descriptors[2].policy: there is no policy named lost"},
 	} {
 		out, err := b.ShouldRateLimit(t.Context(), test.in)
@@ -250,7 +261,8 @@ func TestOverall(t *testing.T) {
 	out := b.ask(1, entriesOf("shadow", "u"))
 	expect.Equal(t, out.OverallCode, ok, "%v", out)
 	for name, n := range map[string]uint64{
-		"d.shadow within_limit": 1, "d.shadow shadow_mode": 1, "d.week within_limit": 1, "d.week over_limit": 1, "d.minute within_limit": 2, "d.zero over_limit": 1,
+		"d.shadow within_limit": 1, "d.shadow shadow_mode": 1, "d.week within_limit": 1, "d.week over_limit": 1,
+		"d.minute within_limit": 2, "d.zero over_limit": 1,
 	} {
 		expect.Equal(t, b.hits[name], n, "%s", name)
 	}
@@ -330,7 +342,8 @@ func TestNearLimit(t *testing.T) {
 	b := newBench(t, limits, func(c *ServiceConfig) { c.Headers, c.Metadata = true, true })
 	for hits, want := range []bool{false, true} {
 		out := b.ask(1, entriesOf("minute", "u"), entriesOf("shared", "u"))
-		header := slices.ContainsFunc(out.ResponseHeadersToAdd, func(h *core.HeaderValue) bool { return h.Key == "Weir-Near-Limit" && h.Value == "true" })
+		header := slices.ContainsFunc(out.ResponseHeadersToAdd,
+			func(h *core.HeaderValue) bool { return h.Key == "Weir-Near-Limit" && h.Value == "true" })
 		field := out.DynamicMetadata.GetFields()["near_limit"].GetBoolValue()
 		expect.True(t, header == want && field == want, "hit %d: %v", hits+1, out)
 	}
@@ -342,7 +355,8 @@ func TestBan(t *testing.T) {
 	b := newBench(t, limits, func(c *ServiceConfig) { c.Headers, c.Metadata = true, true })
 	for hit := range 4 {
 		out := b.ask(1, entriesOf("banning", "u"))
-		header := slices.ContainsFunc(out.ResponseHeadersToAdd, func(h *core.HeaderValue) bool { return h.Key == "Weir-Banned" && h.Value == "true" })
+		header := slices.ContainsFunc(out.ResponseHeadersToAdd,
+			func(h *core.HeaderValue) bool { return h.Key == "Weir-Banned" && h.Value == "true" })
 		banned := hit >= 2
 		field := out.DynamicMetadata.GetFields()["banned"].GetBoolValue()
 		expect.True(t, header == banned && field == banned && (out.OverallCode == over) == banned,
@@ -359,14 +373,16 @@ func TestOverrideOfARequest(t *testing.T) {
 	b := newBench(t, limits)
 	b.ask(5, entriesOf("minute", "u"))
 	d := entriesOf("minute", "u")
-	d.Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: math.MaxUint32, Unit: typev3.RateLimitUnit_MINUTE}
+	d.Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: math.MaxUint32,
+		Unit: typev3.RateLimitUnit_MINUTE}
 	st := b.ask(1, d).Statuses[0]
 	want(t, "override", st, ok, math.MaxUint32-6)
 	expect.True(t, st.CurrentLimit.RequestsPerUnit == math.MaxUint32 && st.CurrentLimit.Name == "", "%v", st)
 	d.Limit.Unit = typev3.RateLimitUnit_MONTH
 	st = b.ask(1, d).Statuses[0]
 	expect.Equal(t, st.CurrentLimit.Unit, ratelimitv3.RateLimitResponse_RateLimit_MONTH, "%v", st)
-	none := &common.RateLimitDescriptor{Limit: &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1, Unit: typev3.RateLimitUnit_DAY}}
+	none := &common.RateLimitDescriptor{Limit: &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1,
+		Unit: typev3.RateLimitUnit_DAY}}
 	want(t, "without entries", b.ask(1, none).Statuses[0], ok, 0)
 }
 
@@ -436,14 +452,17 @@ func TestJSON(t *testing.T) {
 	}{
 		{`{"domain":"d","descriptors":[{"entries":[{"key":"week","value":"u"}]}]}`, 200, "OK"},
 		{`{"domain":"d","descriptors":[{"entries":[{"key":"week","value":"u"}]}]}`, 429, "OVER_LIMIT"},
-		{`{"domain":"d","descriptors":[{"entries":[{"key":"minute","value":"u"}],"hits_addend":3}],"hitsAddend":2}`, 200, "OK"},
+		{`{"domain":"d","descriptors":[{"entries":[{"key":"minute","value":"u"}],"hits_addend":3}],"hitsAddend":2}`,
+			200, "OK"},
 		{`{"domain":"","descriptors":[{}]}`, 400, "rate limit domain must not be empty\n"},
 		{`{"domain":"d"}`, 400, "rate limit descriptor list must not be empty\n"},
-		{`{"domain":"d","descriptors":[{},{"limit":{"requestsPerUnit":1}}]}`, 400, "descriptors[1].limit.unit: is missing or unknown\n"},
+		{`{"domain":"d","descriptors":[{},{"limit":{"requestsPerUnit":1}}]}`, 400,
+			"descriptors[1].limit.unit: is missing or unknown\n"},
 		{``, 400, "the body is not a RateLimitRequest in JSON: syntax error (line 1:1): unexpected token\n"},
 		{`[]`, 400, "the body is not a RateLimitRequest in JSON: syntax error (line 1:1): unexpected token [\n"},
 		{`{"domain":7}`, 400, "the body is not a RateLimitRequest in JSON: (line 1:11): invalid value for string field domain: 7\n"},
-		{`{"domain":"d","no":1}`, 400, "the body is not a RateLimitRequest in JSON: (line 1:15): unknown field \"no\"\n"},
+		{`{"domain":"d","no":1}`, 400,
+			"the body is not a RateLimitRequest in JSON: (line 1:15): unknown field \"no\"\n"},
 		{`{"domain":"d` + "\xff" + `"}`, 400, "the body cannot be read as UTF-8\n"},
 	} {
 		code, contentType, answer := b.AnswerJSON(t.Context(), []byte(test.body), nil)
@@ -461,7 +480,8 @@ func TestJSON(t *testing.T) {
 		expect.True(t, err == nil && out.OverallCode.String() == test.want &&
 			contentType == "application/json", "%s: %v", body, err)
 	}
-	for err, want := range map[error]int{new(http.MaxBytesError): http.StatusRequestEntityTooLarge, errors.New("gone"): http.StatusBadRequest} {
+	for err, want := range map[error]int{new(http.MaxBytesError): http.StatusRequestEntityTooLarge,
+		errors.New("gone"): http.StatusBadRequest} {
 		code, _, _ := b.AnswerJSON(t.Context(), nil, err)
 		expect.Equal(t, code, want, "%v", err)
 	}
@@ -509,7 +529,8 @@ func FuzzRequest(f *testing.F) {
 func BenchmarkShouldRateLimit(b *testing.B) {
 	s := newBench(b, limits)
 	s.cfg.Count = func(string, string, uint64) {}
-	in := &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("minute", "user-1234567")}}
+	in := &ratelimitv3.RateLimitRequest{Domain: "d",
+		Descriptors: []*common.RateLimitDescriptor{entriesOf("minute", "user-1234567")}}
 	b.ReportAllocs()
 	for b.Loop() {
 		_, err := s.ShouldRateLimit(b.Context(), in)

@@ -97,7 +97,8 @@ func TestExample(t *testing.T) {
 			expect.True(t, m.GetReportingInterval().AsDuration() == period,
 				"%v: reports every %v", id, m.GetReportingInterval().AsDuration())
 			const denies = typev3.RateLimitStrategy_DENY_ALL
-			none, expired := m.GetNoAssignmentBehavior().GetFallbackRateLimit(), m.GetExpiredAssignmentBehavior().GetFallbackRateLimit()
+			none, expired := m.GetNoAssignmentBehavior().GetFallbackRateLimit(),
+				m.GetExpiredAssignmentBehavior().GetFallbackRateLimit()
 			for _, s := range []*typev3.RateLimitStrategy{none, expired} {
 				rule, is := s.GetStrategy().(*typev3.RateLimitStrategy_BlanketRule_)
 				expect.True(t, is && rule.BlanketRule == denies, "%v: %v without an assignment", id, s)

@@ -111,8 +111,10 @@ func (w *world) serve() *Service { return w.serving(failing{w}, fairshare.New(0)
 
 func (w *world) serving(quotas limit.Quotas, kept *fairshare.Places) *Service {
 	return New(Config{
-		Quotas: quotas, Service: w.limiter, Config: func() *envoy.Config { return w.files }, Now: w.now.Load, Kept: kept,
-		Caller: func(context.Context) string { return "" }, Logger: slog.New(slog.DiscardHandler), Metrics: NewMetrics(),
+		Quotas: quotas, Service: w.limiter, Config: func() *envoy.Config { return w.files }, Now: w.now.Load,
+		Kept:   kept,
+		Caller: func(context.Context) string { return "" }, Logger: slog.New(slog.DiscardHandler),
+		Metrics: NewMetrics(),
 	})
 }
 
@@ -352,7 +354,8 @@ func (p *plane) send(all []*fakeBucket) {
 			p.w.met[neverForgets]++
 		}
 		m.BucketQuotaUsages = append(m.BucketQuotaUsages, &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{
-			BucketId: b.id, NumRequestsAllowed: b.allowed, NumRequestsDenied: b.denied, TimeElapsed: &durationpb.Duration{Seconds: elapsed},
+			BucketId: b.id, NumRequestsAllowed: b.allowed, NumRequestsDenied: b.denied,
+			TimeElapsed: &durationpb.Duration{Seconds: elapsed},
 		})
 		b.allowed, b.denied, b.last, b.quiet = 0, 0, now, true
 	}
@@ -453,7 +456,8 @@ func (p *plane) readable(q *quotav3.RateLimitQuotaResponse_BucketAction_QuotaAss
 	life, s := q.GetAssignmentTimeToLive(), q.GetRateLimitStrategy()
 	every := s.GetTokenBucket().GetFillInterval()
 	if life.GetSeconds() < 1 || life.GetNanos() != 0 || s.GetStrategy() == nil || s.GetRequestsPerTimeUnit() != nil ||
-		s.GetTokenBucket() != nil && (every.GetSeconds() < 1 || every.GetNanos() != 0 || s.GetTokenBucket().GetTokensPerFill().GetValue() < 1) {
+		s.GetTokenBucket() != nil &&
+			(every.GetSeconds() < 1 || every.GetNanos() != 0 || s.GetTokenBucket().GetTokensPerFill().GetValue() < 1) {
 		p.w.fatalf("Envoy does not read this: %v", q)
 	}
 }
@@ -490,12 +494,14 @@ func (p *plane) expire(b *fakeBucket) {
 
 func (p *plane) fill(b *fakeBucket, tb *typev3.TokenBucket) {
 	if old := b.strategy.GetTokenBucket(); old != nil && !p.refills && old.MaxTokens == tb.MaxTokens &&
-		old.TokensPerFill.GetValue() == tb.TokensPerFill.GetValue() && old.FillInterval.GetNanos() == tb.FillInterval.GetNanos() {
+		old.TokensPerFill.GetValue() == tb.TokensPerFill.GetValue() &&
+		old.FillInterval.GetNanos() == tb.FillInterval.GetNanos() {
 		p.w.met[lookAlike]++
 		return // only the nanoseconds are compared
 	}
 	rate := float64(tb.TokensPerFill.GetValue()) / float64(tb.FillInterval.GetSeconds()) // infinite below a second
-	n := &tokens{most: float64(tb.MaxTokens), rate: max(rate, 1./(365*24*3600)), left: float64(tb.MaxTokens), at: p.clock()}
+	n := &tokens{most: float64(tb.MaxTokens), rate: max(rate, 1./(365*24*3600)), left: float64(tb.MaxTokens),
+		at: p.clock()}
 	switch {
 	case b.tokens != nil && p.ratio && !p.refills:
 		p.w.met[keepsRatio]++
@@ -527,7 +533,8 @@ func (w *world) ask(tenant string, perSecond float64, from, to time.Duration) {
 		if w.now.Load() >= w.start()+int64(to) {
 			return
 		}
-		got, err := w.limiter.Check(context.Background(), []limit.Check{{Target: limit.Target{Policy: "p", Key: tenant}, Cost: 1}})
+		got, err := w.limiter.Check(context.Background(),
+			[]limit.Check{{Target: limit.Target{Policy: "p", Key: tenant}, Cost: 1}})
 		must.True(w.t, err == nil && got[0].Err == nil, "%v %v", err, got)
 		if got[0].Allowed {
 			w.admitted[tenant] = append(w.admitted[tenant], w.now.Load())
@@ -572,7 +579,8 @@ func (w *world) judgeBucket(key string, capacity, rate float64) {
 			most, at = v, i
 		}
 		if over := float64(i+1) - rate*now + most - capacity; over > 1e-6 {
-			w.fatalf("%d admissions in %v, %.2f more than %v + %v/s", i-at+1, time.Duration(t-all[at]), over, capacity, rate)
+			w.fatalf("%d admissions in %v, %.2f more than %v + %v/s", i-at+1, time.Duration(t-all[at]), over, capacity,
+				rate)
 		}
 	}
 }

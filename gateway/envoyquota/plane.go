@@ -96,14 +96,15 @@ type loan struct {
 	units, rate int64
 	wants       int64
 	asked       int64
-	sent        int64 // instant at which its assignment was sent; 0: not, because the owner has not answered or was too late
-	replaced    int64 // instant at which its assignment was replaced or denied; 0: not
-	left        int64 // units not known to be spent, if reports are attributed to the oldest loans first
-	used        int64 // units reported while it was the last one
-	mixed       bool  // reports may be of units that a rate has added, too
-	known       int64
-	over        bool // nothing more can be spent of it
-	told        bool // the owner knows that it is over
+	// instant at which its assignment was sent; 0: not, because the owner has not answered or was too late
+	sent     int64
+	replaced int64 // instant at which its assignment was replaced or denied; 0: not
+	left     int64 // units not known to be spent, if reports are attributed to the oldest loans first
+	used     int64 // units reported while it was the last one
+	mixed    bool  // reports may be of units that a rate has added, too
+	known    int64
+	over     bool // nothing more can be spent of it
+	told     bool // the owner knows that it is over
 }
 
 // task is one question to the owner of a bucket's key.
@@ -322,7 +323,8 @@ func (t task) answered(now int64, a *limit.QuotaLent) action {
 		b.freed = now
 		return action{verdict: allowAll, life: Life}
 	case a.Err != nil || a.Granted == 0:
-		if had := b.last(); had != nil && a.Err == nil && now < had.sent+int64(Life-period) && (had.rate > 0 || had.units > had.used) {
+		if had := b.last(); had != nil && a.Err == nil && now < had.sent+int64(Life-period) &&
+			(had.rate > 0 || had.units > had.used) {
 			return action{} // the assignment in effect still has units
 		}
 		b.replace(now)

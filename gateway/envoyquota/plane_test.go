@@ -146,7 +146,8 @@ func TestSilence(t *testing.T) {
 // two of buckets that are replaced, which DENY_ALL before an assignment leaves nothing to be peculiar with.
 func TestQuirks(t *testing.T) {
 	met := make(map[quirk]int)
-	for i, p := range append(slices.Clone(profiles), profile{name: "unset"}, profile{name: "unset, old", refills: true}) {
+	for i, p := range append(slices.Clone(profiles), profile{name: "unset"},
+		profile{name: "unset, old", refills: true}) {
 		w := newWorld(t, uint64(i), windowPolicy)
 		f := w.plane(p)
 		f.load("a", 10, 0, 200*time.Second)
@@ -165,7 +166,8 @@ func TestQuirks(t *testing.T) {
 		}
 	}
 	for _, q := range []quirk{
-		oneTimer, noTimeYet, startsFull, fallsBack, allowsAll, reusesNothing, losesUsage, looksNew, abandonLoses, neverForgets, afterTheStream,
+		oneTimer, noTimeYet, startsFull, fallsBack, allowsAll, reusesNothing, losesUsage, looksNew, abandonLoses,
+		neverForgets, afterTheStream,
 	} {
 		expect.True(t, met[q] != 0, "it does not show that %s", q)
 	}
@@ -200,7 +202,8 @@ func TestReload(t *testing.T) {
 			w.at(w.start()+int64(41*time.Second+period*2), func() { allowed, denied = f.allowed, f.denied })
 			w.run(100 * time.Second)
 			if f.allowed > allowed || f.denied < denied+1000 {
-				w.fatalf("%d were admitted, and %d denied, after the second report that followed", f.allowed-allowed, f.denied-denied)
+				w.fatalf("%d were admitted, and %d denied, after the second report that followed", f.allowed-allowed,
+					f.denied-denied)
 			}
 			w.judgeWindow("a", 1200, time.Minute)
 			set := must.Value(policy.Parse("policies.yaml", []byte(was)))(t)
@@ -242,7 +245,8 @@ func TestTerm(t *testing.T) {
 
 // TestAttribute returns of loans no more than nobody can have spent of them, whichever of two loans was spent.
 func TestAttribute(t *testing.T) {
-	b := &bucket{loans: []*loan{{number: 1, units: 10, left: 10, asked: 1, sent: 1, replaced: 2}, {number: 2, units: 10, left: 10, asked: 2, sent: 2}}}
+	b := &bucket{loans: []*loan{{number: 1, units: 10, left: 10, asked: 1, sent: 1, replaced: 2},
+		{number: 2, units: 10, left: 10, asked: 2, sent: 2}}}
 	b.seen, b.used, b.demand = 2, 2, 1
 	if excess := b.report(3, usage{allowed: 7}); excess != 0 || b.loans[0].left != 3 || b.loans[1].left != 10 {
 		t.Fatalf("%d, %+v %+v", excess, b.loans[0], b.loans[1])

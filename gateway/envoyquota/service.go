@@ -199,6 +199,7 @@ func tokenBucket(units, rate int64) *typev3.RateLimitStrategy {
 		}
 	}
 	return &typev3.RateLimitStrategy{Strategy: &typev3.RateLimitStrategy_TokenBucket{TokenBucket: &typev3.TokenBucket{
-		MaxTokens: uint32(units), TokensPerFill: wrapperspb.UInt32(uint32(fills)), FillInterval: durationpb.New(time.Duration(seconds) * time.Second),
+		MaxTokens: uint32(units), TokensPerFill: wrapperspb.UInt32(uint32(fills)),
+		FillInterval: durationpb.New(time.Duration(seconds) * time.Second),
 	}}}
 }

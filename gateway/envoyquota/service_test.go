@@ -30,18 +30,21 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-func reports(domain string, all ...*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage) *quotav3.RateLimitQuotaUsageReports {
+func reports(domain string,
+	all ...*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage) *quotav3.RateLimitQuotaUsageReports {
 	return &quotav3.RateLimitQuotaUsageReports{Domain: domain, BucketQuotaUsages: all}
 }
 
 func report(tenant string, allowed, denied uint64) *quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage {
-	return &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: bucketID(tenant), NumRequestsAllowed: allowed, NumRequestsDenied: denied}
+	return &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: bucketID(tenant), NumRequestsAllowed: allowed,
+		NumRequestsDenied: denied}
 }
 
 // room is how many more checks of a key pass.
 func (w *world) room(key string) (n int) {
 	for {
-		got, err := w.limiter.Check(context.Background(), []limit.Check{{Target: limit.Target{Policy: "p", Key: key}, Cost: 1}})
+		got, err := w.limiter.Check(context.Background(),
+			[]limit.Check{{Target: limit.Target{Policy: "p", Key: key}, Cost: 1}})
 		must.True(w.t, err == nil && got[0].Err == nil, "%v %v", err, got)
 		if !got[0].Allowed {
 			return n
@@ -66,7 +69,8 @@ func TestStrangeReports(t *testing.T) {
 	}{
 		{"nothing", reports("edge"), 0, 0},
 		{"another domain", reports("core", report("a", 1, 0)), 0, 0},
-		{"no id", reports("edge", nil, &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{NumRequestsAllowed: 1}), 0, 0},
+		{"no id", reports("edge", nil, &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{NumRequestsAllowed: 1}), 0,
+			0},
 		{"a long id", reports("edge", report(string(make([]byte, 2000)), 1, 0)), 0, 0},
 		{"many entries", reports("edge", &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: many}), 0, 0},
 		{"an empty key", reports("edge", report("", 0, 1)), 1, 0},
@@ -112,7 +116,8 @@ func TestHugeReports(t *testing.T) {
 	for i := range maxBuckets + 50 {
 		all = append(all, report(fmt.Sprint(i), math.MaxUint64, math.MaxUint64))
 	}
-	all = append(all, report(strings.Repeat("x", 1<<20), 1, 1), report(all[0].BucketId.Bucket["tenant"], math.MaxUint64, 0))
+	all = append(all, report(strings.Repeat("x", 1<<20), 1, 1),
+		report(all[0].BucketId.Bucket["tenant"], math.MaxUint64, 0))
 	for range 2 {
 		_, err := s.handle(t.Context(), reports("edge", all...))
 		must.True(t, err == nil && len(s.buckets) == maxBuckets, "%d buckets, %v", len(s.buckets), err)
@@ -162,7 +167,8 @@ func TestBucketsByBytes(t *testing.T) {
 		all := make([]*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage, 100)
 		for i := range all {
 			all[i] = report(fmt.Sprint(strings.Repeat("x", 900), n, " ", i), 0, 1000)
-			all[i].BucketId.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 100, protowire.BytesType), make([]byte, 4000)))
+			all[i].BucketId.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 100,
+				protowire.BytesType), make([]byte, 4000)))
 		}
 		for range 20 { // more often than a bucket may have loans
 			_, err := s.handle(t.Context(), reports("edge", all...))
@@ -176,7 +182,8 @@ func TestBucketsByBytes(t *testing.T) {
 	heap := int64(after.HeapAlloc) - int64(before.HeapAlloc)
 	expect.True(t, len(s.buckets) >= 1000 && taken <= most*3/4 && heap <= taken,
 		"%d buckets take %d bytes of %d, and %d of the heap", len(s.buckets), taken, most, heap)
-	t.Logf("%d buckets: %d bytes each, of %d that are counted", len(s.buckets), heap/int64(len(s.buckets)), taken/int64(len(s.buckets)))
+	t.Logf("%d buckets: %d bytes each, of %d that are counted", len(s.buckets), heap/int64(len(s.buckets)),
+		taken/int64(len(s.buckets)))
 }
 
 // TestManyBuckets: no more buckets than there are bytes for, of which no caller has all, and these are given back.
@@ -316,7 +323,8 @@ func TestCut(t *testing.T) {
 
 // FuzzReports: whatever a data plane sends, what it is lent and what others are admitted are within the limit.
 func FuzzReports(f *testing.F) {
-	for _, m := range []*quotav3.RateLimitQuotaUsageReports{reports("edge", report("a", 0, 1)), reports("edge", report("a", 1, 0), report("b", 3, 1)), reports("")} {
+	for _, m := range []*quotav3.RateLimitQuotaUsageReports{reports("edge", report("a", 0, 1)),
+		reports("edge", report("a", 1, 0), report("b", 3, 1)), reports("")} {
 		b := must.Value(proto.Marshal(m))(f)
 		f.Add(b, b, uint16(5000))
 	}
@@ -382,7 +390,8 @@ func FuzzSessions(f *testing.F) {
 			for _, a := range out.GetBucketAction() {
 				if a.GetBucketId().GetBucket()["tenant"] == "a" {
 					q := a.GetQuotaAssignmentAction()
-					has[n] = assigned{int64(q.GetRateLimitStrategy().GetTokenBucket().GetMaxTokens()), w.now.Load() + int64(q.GetAssignmentTimeToLive().AsDuration())}
+					has[n] = assigned{int64(q.GetRateLimitStrategy().GetTokenBucket().GetMaxTokens()),
+						w.now.Load() + int64(q.GetAssignmentTimeToLive().AsDuration())}
 				}
 			}
 		}

@@ -49,7 +49,8 @@ type errand struct {
 }
 
 // errDomain is returned for a stream whose messages do not all name one domain.
-var errDomain = &limit.Error{Kind: limit.Invalid, Field: "domain", Message: "must be in the first message, and the same in all"}
+var errDomain = &limit.Error{Kind: limit.Invalid, Field: "domain",
+	Message: "must be in the first message, and the same in all"}
 
 // close ends the session. The assignments of its data plane end by themselves, and their loans with them.
 func (s *session) close() {
@@ -61,7 +62,8 @@ func (s *session) close() {
 }
 
 // handle processes a message and returns the response; nil: there is nothing to say.
-func (s *session) handle(ctx context.Context, in *quotav3.RateLimitQuotaUsageReports) (*quotav3.RateLimitQuotaResponse, error) {
+func (s *session) handle(ctx context.Context,
+	in *quotav3.RateLimitQuotaUsageReports) (*quotav3.RateLimitQuotaResponse, error) {
 	s.domain = cmp.Or(s.domain, in.GetDomain())
 	if s.domain == "" || in.GetDomain() != "" && in.GetDomain() != s.domain {
 		return nil, errDomain

@@ -73,7 +73,8 @@ func admitted(handler grpc.MethodHandler, gate *admission.Gate) grpc.MethodHandl
 		a := callMemory{gate: gate}
 		defer a.leave()
 		return handler(srv, ctx, func(v any) error {
-			m := &wire.Lenient{Message: v.(proto.Message), Admit: func(size int) error { return a.enter(ctx, size, leastCheck) }}
+			m := &wire.Lenient{Message: v.(proto.Message),
+				Admit: func(size int) error { return a.enter(ctx, size, leastCheck) }}
 			if err := dec(m); err != nil {
 				return err
 			}

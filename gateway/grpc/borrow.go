@@ -77,7 +77,8 @@ func (c *checkStream) report(in *weirv1.BorrowRequest) (answers []limit.Lent, wa
 	case c.server.cfg.Lender == nil:
 		return nil, nil, &limit.Error{Kind: limit.Invalid, Message: "this node lends nothing"}
 	case n > limit.MaxBatch:
-		return nil, nil, limit.NewError(limit.TooLarge, "loans", "are "+strconv.Itoa(n)+", at most "+strconv.Itoa(limit.MaxBatch)+" fit one request")
+		return nil, nil, limit.NewError(limit.TooLarge, "loans",
+			"are "+strconv.Itoa(n)+", at most "+strconv.Itoa(limit.MaxBatch)+" fit one request")
 	case in.Borrower == 0:
 		return nil, nil, invalid("borrower", "is missing: a random number that is not 0")
 	case c.borrower != nil && in.Borrower != c.borrower.said:

@@ -81,7 +81,8 @@ func TestBorrow(t *testing.T) {
 	// What is wanted by others is asked for.
 	decided := make(chan limit.Decision, 1)
 	go func() {
-		got, err := l.Check(context.Background(), []limit.Check{{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 95}})
+		got, err := l.Check(context.Background(),
+			[]limit.Check{{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 95}})
 		expect.NoError(t, err)
 		decided <- got[0].Decision
 	}()
@@ -126,9 +127,10 @@ func TestBadBorrower(t *testing.T) {
 		in   []*weirv1.BorrowRequest
 		code codes.Code
 	}{
-		"nobody":       {[]*weirv1.BorrowRequest{{Loans: []*weirv1.LoanReport{report(16)}}}, codes.InvalidArgument},
-		"another":      {[]*weirv1.BorrowRequest{{Borrower: 1}, {Borrower: 2}}, codes.InvalidArgument},
-		"no target":    {[]*weirv1.BorrowRequest{{Borrower: 1, Loans: []*weirv1.LoanReport{{}, {Target: &weirv1.Target{Limit: &weirv1.Limit{Algorithm: 99}}}}}}, codes.InvalidArgument},
+		"nobody":  {[]*weirv1.BorrowRequest{{Loans: []*weirv1.LoanReport{report(16)}}}, codes.InvalidArgument},
+		"another": {[]*weirv1.BorrowRequest{{Borrower: 1}, {Borrower: 2}}, codes.InvalidArgument},
+		"no target": {[]*weirv1.BorrowRequest{{Borrower: 1, Loans: []*weirv1.LoanReport{{},
+			{Target: &weirv1.Target{Limit: &weirv1.Limit{Algorithm: 99}}}}}}, codes.InvalidArgument},
 		"too many":     {[]*weirv1.BorrowRequest{many}, codes.ResourceExhausted},
 		"nothing lent": {[]*weirv1.BorrowRequest{{Borrower: 1}}, codes.Unimplemented},
 	} {
@@ -171,7 +173,8 @@ func TestBorrowersAreTheirCallersOwn(t *testing.T) {
 				lender.opened <- in[0].ID.Borrower
 			}
 		}
-		stream := openLoans(t, connect(t, ServerConfig{Service: &distant{}, Lender: lender, Caller: func(context.Context) string { return caller }}))
+		stream := openLoans(t, connect(t,
+			ServerConfig{Service: &distant{}, Lender: lender, Caller: func(context.Context) string { return caller }}))
 		must.NoError(t, stream.Send(&weirv1.BorrowRequest{Borrower: drawn, Loans: []*weirv1.LoanReport{report(16)}}))
 		opened, reported := <-lender.opened, <-lender.opened
 		expect.True(t, opened == reported && opened != drawn, "%q opens %x and reports as %x", caller, opened, reported)
@@ -210,7 +213,8 @@ func (*slowLender) OpenBorrower(uint64, func(limit.Recall)) func() { return func
 func TestReturnsDoNotWait(t *testing.T) {
 	noLeaks(t)
 	lender := &slowLender{took: make(chan limit.Borrow, 100), answer: make(chan struct{})}
-	stream := openLoans(t, connect(t, ServerConfig{Service: &distant{}, Requests: admission.NewGate(1 << 20), Lender: lender}))
+	stream := openLoans(t, connect(t,
+		ServerConfig{Service: &distant{}, Requests: admission.NewGate(1 << 20), Lender: lender}))
 	send := func(sent, want int64) {
 		t.Helper()
 		r := report(want)

@@ -181,7 +181,8 @@ func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later
 		traces.end(wire.Code(bad.Kind))
 		c.server.put(b, a)
 		defer seen(wire.Code(bad.Kind))
-		return false, c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: wire.ProtoError(wire.StreamNamed(bad))})
+		return false, c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence,
+			Error: wire.ProtoError(wire.StreamNamed(bad))})
 	case len(open) == 0:
 		defer seen(codes.OK)
 		traces.answered(b, nil)
@@ -199,7 +200,8 @@ func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later
 	traces.answered(b, decided)
 	first := packed(in.Sequence, b, decided, true)
 	groups := byPatience(in, open)
-	rest := &remainder{stream: c, batch: b, admission: a, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen, traces: traces}
+	rest := &remainder{stream: c, batch: b, admission: a, sequence: in.Sequence, told: make(chan struct{}),
+		left: len(groups), seen: seen, traces: traces}
 	rest.packing.Store(int32(len(groups)))
 	// Finish begins before the first response is sent, so that a caller that does not read does not keep the batch from
 	// others.
@@ -210,7 +212,8 @@ func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later
 	err = c.send(first)
 	c.letGo(held)
 	close(rest.told)
-	c.places <- struct{}{} // blocks at maxInFlight; an earlier request ends within maxTimeout, or with a caller that does not read
+	// blocks at maxInFlight; an earlier request ends within maxTimeout, or with a caller that does not read
+	c.places <- struct{}{}
 	return true, err
 }
 
@@ -247,7 +250,8 @@ func (r *remainder) finish(g group) {
 		if r.broken.Load() {
 			r.admission.leave()
 		} else {
-			c.server.put(r.batch, r.admission) // before sending: the batch is much larger than the answers, which may wait for the caller
+			// before sending: the batch is much larger than the answers, which may wait for the caller
+			c.server.put(r.batch, r.admission)
 		}
 	}
 	defer c.letGo(c.hold(len(g.checks)))
@@ -404,7 +408,8 @@ func pack(out *weirv1.CheckStreamResponse, i, n, check int, b *limiter.Batch) {
 	r := &b.Results[check]
 	d := &r.Decision
 	if e, ok := errors.AsType[*limit.Error](r.Err); ok {
-		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: wire.ProtoError(wire.StreamNamed(e))})
+		out.Errors = append(out.Errors,
+			&weirv1.StreamError{Check: uint32(check), Error: wire.ProtoError(wire.StreamNamed(e))})
 		d = new(limit.Decision)
 	}
 	wire.AddDecision(out, i, n, uint32(check), d)
@@ -416,7 +421,8 @@ func (c *checkStream) keep(number int) *limit.Error {
 	if kept := c.server.cfg.Kept; kept != nil && more > 0 && number < wire.MaxTargets {
 		bytes, ok := kept.TakeAll(c.server.cfg.Caller(c.stream.Context()), more*targetBytes)
 		if !ok {
-			return limit.NewError(limit.TooLarge, "number", "is one more than this node keeps of this caller's streams: define fewer, or in fewer streams")
+			return limit.NewError(limit.TooLarge, "number",
+				"is one more than this node keeps of this caller's streams: define fewer, or in fewer streams")
 		}
 		c.kept = append(c.kept, bytes)
 	}

@@ -68,11 +68,15 @@ func unpacked(out *weirv1.CheckStreamResponse, i int, policy, requestID string) 
 	d := &weirv1.Decision{
 		Policy: policy, RequestId: requestID,
 		Allowed: has(weirv1.StreamFlag_STREAM_FLAG_ALLOWED), Shadow: has(weirv1.StreamFlag_STREAM_FLAG_SHADOW),
-		Degraded: has(weirv1.StreamFlag_STREAM_FLAG_DEGRADED), FailedOpen: has(weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN),
-		FailedClosed: has(weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED), NearLimit: has(weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT), Banned: has(weirv1.StreamFlag_STREAM_FLAG_BANNED),
+		Degraded:     has(weirv1.StreamFlag_STREAM_FLAG_DEGRADED),
+		FailedOpen:   has(weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN),
+		FailedClosed: has(weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED),
+		NearLimit:    has(weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT), Banned: has(weirv1.StreamFlag_STREAM_FLAG_BANNED),
 		RetryAfterEstimated: has(weirv1.StreamFlag_STREAM_FLAG_RETRY_AFTER_ESTIMATED),
-		Granted:             wire.At(out.Granted, i, 0), Limit: wire.At(out.Limit, i, 0), WindowNs: wire.At(out.WindowNs, i, 0),
-		Remaining: wire.At(out.Remaining, i, 0), ResetAfterNs: wire.At(out.ResetAfterNs, i, 0), DelayNs: wire.At(out.DelayNs, i, 0),
+		Granted:             wire.At(out.Granted, i, 0), Limit: wire.At(out.Limit, i, 0),
+		WindowNs:  wire.At(out.WindowNs, i, 0),
+		Remaining: wire.At(out.Remaining, i, 0), ResetAfterNs: wire.At(out.ResetAfterNs, i, 0),
+		DelayNs:       wire.At(out.DelayNs, i, 0),
 		RememberForNs: wire.At(out.RememberForNs, i, 0),
 	}
 	if !has(weirv1.StreamFlag_STREAM_FLAG_NEVER) {
@@ -98,7 +102,8 @@ func TestCheckStreamIsCheck(t *testing.T) {
   - {name: lease, algorithm: concurrency, limit: 10, ttl: 1m}`)))(t)
 	var observed, failures atomic.Int64
 	node := func() weirv1.LimiterClient {
-		l := limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant { return algo.Instant{Mono: 1e9, Wall: 1e18} }})
+		l := limiter.New(limiter.Config{Policies: set,
+			Clock: func() algo.Instant { return algo.Instant{Mono: 1e9, Wall: 1e18} }})
 		t.Cleanup(l.Close)
 		return client(t, ServerConfig{Service: l, Observe: func(_ time.Duration, failed codes.Code) {
 			if observed.Add(1); failed != codes.OK {
@@ -111,9 +116,12 @@ func TestCheckStreamIsCheck(t *testing.T) {
 
 	inline := &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_TOKEN_BUCKET, Limit: 5, Capacity: 7, WindowNs: 1e9}
 	targets := []*weirv1.StreamTarget{
-		{Number: 3, Policy: "log"}, {Number: 1023, Policy: "queue"}, {Number: 0, Policy: "two"}, {Number: 9, Policy: "shy"},
-		{Number: 5, Policy: "free"}, {Number: 6, Policy: "lease"}, {Number: 7, Policy: "missing"}, {Number: 8, Limit: inline, Namespace: "n"},
-		{Number: 10, Limit: &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_FIXED_WINDOW, Limit: -1, WindowNs: 1e9}},
+		{Number: 3, Policy: "log"}, {Number: 1023, Policy: "queue"}, {Number: 0, Policy: "two"},
+		{Number: 9, Policy: "shy"},
+		{Number: 5, Policy: "free"}, {Number: 6, Policy: "lease"}, {Number: 7, Policy: "missing"},
+		{Number: 8, Limit: inline, Namespace: "n"},
+		{Number: 10, Limit: &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_FIXED_WINDOW, Limit: -1,
+			WindowNs: 1e9}},
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	for round := range 60 {
@@ -130,7 +138,8 @@ func TestCheckStreamIsCheck(t *testing.T) {
 			if i == 0 || !same {
 				to, cost = targets[random.IntN(len(targets))], random.Int64N(4)
 				in.Targets, in.Costs = append(in.Targets, to.Number), append(in.Costs, cost)
-				in.Partial, in.RequestIds = append(in.Partial, random.IntN(4) == 0), append(in.RequestIds, []string{"", "id"}[random.IntN(2)])
+				in.Partial, in.RequestIds = append(in.Partial, random.IntN(4) == 0),
+					append(in.RequestIds, []string{"", "id"}[random.IntN(2)])
 			}
 			key := string(rune('a' + random.IntN(3)))
 			in.Keys, in.KeyLengths = append(in.Keys, key...), append(in.KeyLengths, uint32(len(key)))
@@ -178,7 +187,8 @@ func TestCheckStreamIsCheck(t *testing.T) {
 func TestCheckStreamMalformed(t *testing.T) {
 	_, c := serveLimiter(t, localLimiter(t))
 	stream := openStream(t, c)
-	words := strings.NewReplacer("MANY", strings.TrimSuffix(strings.Repeat("1,", 1001), ","), "P129", strings.Repeat("p", 129), "N257", strings.Repeat("n", 257),
+	words := strings.NewReplacer("MANY", strings.TrimSuffix(strings.Repeat("1,", 1001), ","), "P129",
+		strings.Repeat("p", 129), "N257", strings.Repeat("n", 257),
 		"LIMIT", "algorithm:ALGORITHM_SLIDING_LOG limit:1 window_ns:1000000000")
 	testkit.Table(t, "testdata/malformed.txt", func(t *testing.T, text, want string) {
 		in := new(weirv1.CheckStreamRequest)
@@ -207,7 +217,8 @@ func TestCheckStreamMalformed(t *testing.T) {
 	in = streamed(101, "a", "b", "c")
 	in.Costs = []int64{0}
 	out = exchange(t, stream, in)
-	if a, b, c := unpacked(out, 0, "", ""), unpacked(out, 1, "", ""), unpacked(out, 2, "", ""); a.Remaining != 9 || b.Remaining != 10 || c.Remaining != 10 {
+	if a, b, c := unpacked(out, 0, "", ""), unpacked(out, 1, "", ""), unpacked(out, 2, "", ""); a.Remaining != 9 ||
+		b.Remaining != 10 || c.Remaining != 10 {
 		t.Errorf("%v", out)
 	}
 }
@@ -215,7 +226,8 @@ func TestCheckStreamMalformed(t *testing.T) {
 func TestCheckStreamNotProtobuf(t *testing.T) {
 	conn, _ := serveLimiter(t, localLimiter(t))
 	desc := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
-	stream := must.Value(conn.NewStream(t.Context(), desc, weirv1.Limiter_CheckStream_FullMethodName, grpc.ForceCodec(testkit.RawCodec{})))(t)
+	stream := must.Value(conn.NewStream(t.Context(), desc, weirv1.Limiter_CheckStream_FullMethodName,
+		grpc.ForceCodec(testkit.RawCodec{})))(t)
 	must.NoError(t, stream.SendMsg(&[]byte{0xff}))
 	wantStatus(t, stream.RecvMsg(new([]byte)), codes.InvalidArgument, "malformed message")
 }
@@ -401,7 +413,8 @@ func TestCheckStreamGroupsAreBounded(t *testing.T) {
 	in := &weirv1.CheckStreamRequest{}
 	var open []int
 	for i := range limit.MaxBatch {
-		in.TimeoutsMs, open = append(in.TimeoutsMs, uint32(1+i*int(maxTimeout/time.Millisecond)/limit.MaxBatch)), append(open, i)
+		in.TimeoutsMs, open = append(in.TimeoutsMs, uint32(1+i*int(maxTimeout/time.Millisecond)/limit.MaxBatch)),
+			append(open, i)
 	}
 	groups := byPatience(in, open)
 	n := 0
@@ -489,7 +502,8 @@ func TestCheckStreamEndsWhenNobodyReads(t *testing.T) {
 	d := &distant{answer: make(chan struct{})}
 	close(d.answer)
 	served := make(chan error, 1)
-	stream := openStream(t, client(t, ServerConfig{Service: d, WriteTimeout: 20 * time.Millisecond}, through(nil, served)))
+	stream := openStream(t, client(t, ServerConfig{Service: d, WriteTimeout: 20 * time.Millisecond},
+		through(nil, served)))
 	in := streamed(1, slices.Concat([]string{"far"}, slices.Repeat([]string{"near"}, limit.MaxBatch-1))...)
 	for i := range limit.MaxBatch {
 		in.Costs = append(in.Costs, int64(1+i))
@@ -592,7 +606,8 @@ func TestCheckStreamEndsWithNode(t *testing.T) {
 	stop, stopped := context.WithCancel(context.Background())
 	t.Cleanup(stopped)
 	d := &distant{answer: make(chan struct{})}
-	_, c := serveLimiter(t, d, through(func(s grpc.ServerStream) grpc.ServerStream { return contextStream{s, stop} }, nil))
+	_, c := serveLimiter(t, d,
+		through(func(s grpc.ServerStream) grpc.ServerStream { return contextStream{s, stop} }, nil))
 	stream := openStream(t, c)
 	exchange(t, stream, streamed(1, "far"))
 	stopped()
@@ -613,14 +628,15 @@ func TestTopology(t *testing.T) {
 	}
 	var mu sync.Mutex
 	at, next := 0, make(chan struct{})
-	stream := openStream(t, client(t, ServerConfig{Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if at < 0 {
-			return nil, nil, &limit.Error{Kind: limit.Denied, Message: "not for you"}
-		}
-		return views[at], next, nil
-	}}))
+	stream := openStream(t, client(t,
+		ServerConfig{Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if at < 0 {
+				return nil, nil, &limit.Error{Kind: limit.Denied, Message: "not for you"}
+			}
+			return views[at], next, nil
+		}}))
 	out := exchange(t, stream, &weirv1.CheckStreamRequest{Topology: true})
 	must.True(t, proto.Equal(out.Topology, views[0]), "%v", out)
 	change := func(to int) {
@@ -665,7 +681,8 @@ func TestReady(t *testing.T) {
 	must.True(t, out.Ready.GetReady(), "%v", out)
 	// What has two meanings has none.
 	for _, in := range []*weirv1.CheckStreamRequest{
-		{Sequence: 3, Ready: true, Borrow: &weirv1.BorrowRequest{Borrower: 1}}, {Sequence: 3, Topology: true, KeyLengths: []uint32{0}},
+		{Sequence: 3, Ready: true, Borrow: &weirv1.BorrowRequest{Borrower: 1}},
+		{Sequence: 3, Topology: true, KeyLengths: []uint32{0}},
 		{Sequence: 3, Borrow: &weirv1.BorrowRequest{Borrower: 1}, KeyLengths: []uint32{0}},
 	} {
 		out := exchange(t, stream, in)

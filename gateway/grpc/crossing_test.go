@@ -120,7 +120,8 @@ func TestAnswersDoNotCross(t *testing.T) {
 				in := &weirv1.CheckStreamRequest{Sequence: n, TimeoutMs: 10_000}
 				if n%16 == 0 { // other numbers from now on
 					for i := range uint32(kinds) {
-						in.Define = append(in.Define, &weirv1.StreamTarget{Number: (i + uint32(n)) % kinds, Limit: limitOf(i), Namespace: "n"})
+						in.Define = append(in.Define,
+							&weirv1.StreamTarget{Number: (i + uint32(n)) % kinds, Limit: limitOf(i), Namespace: "n"})
 					}
 				}
 				qs := ask()
@@ -165,7 +166,8 @@ func TestAnswersDoNotCross(t *testing.T) {
 				if len(out.Checks) == 1 {
 					q = qs[out.Checks[0]]
 				}
-				if !right(q, wire.At(out.Flags, i, 0)&1 != 0, wire.At(out.Granted, i, 0), wire.At(out.Limit, i, 0), wire.At(out.Remaining, i, 0)) {
+				if !right(q, wire.At(out.Flags, i, 0)&1 != 0, wire.At(out.Granted, i, 0), wire.At(out.Limit, i, 0),
+					wire.At(out.Remaining, i, 0)) {
 					t.Errorf("%+v: %v", q, out)
 					return
 				}
@@ -201,10 +203,12 @@ func TestCallsDoNotCross(t *testing.T) {
 	const tenants = 20
 	text := "policies:\n"
 	for i := range tenants {
-		text += fmt.Sprintf("  - {name: tenant%d, algorithm: token_bucket, limit: %d, window: 366d}\n", i, 1_000_000_000+i)
+		text += fmt.Sprintf("  - {name: tenant%d, algorithm: token_bucket, limit: %d, window: 366d}\n", i,
+			1_000_000_000+i)
 	}
 	// The handler panics, or another error takes the place of an answer, before or after it is there.
-	spoil := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (out any, err error) {
+	spoil := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (out any,
+		err error) {
 		defer func() {
 			if p := panics.From(recover()); p != nil {
 				err = status.Error(codes.Internal, "panicked")
@@ -254,7 +258,8 @@ func TestCallsDoNotCross(t *testing.T) {
 			} else {
 				limit += 1_000_000
 				target.Namespace = fmt.Sprint("n", cost%7)
-				target.Limit = &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_TOKEN_BUCKET, Limit: limit, WindowNs: int64(366 * 24 * time.Hour)}
+				target.Limit = &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_TOKEN_BUCKET, Limit: limit,
+					WindowNs: int64(366 * 24 * time.Hour)}
 			}
 			if i == bad {
 				target = &weirv1.Target{Policy: fmt.Sprint("nobody", cost), Key: "k"}
@@ -303,14 +308,16 @@ func TestCallsDoNotCross(t *testing.T) {
 					strings.Contains(e.GetMessage(), c.Target.Policy), "%v: %v", c, r)
 				continue
 			}
-			if d == nil || d.Limit != limits[i] && i != bad || d.Policy != cmp.Or(c.Target.Policy, "inline") || d.RequestId != "" && d.RequestId != c.RequestId {
+			if d == nil || d.Limit != limits[i] && i != bad || d.Policy != cmp.Or(c.Target.Policy, "inline") ||
+				d.RequestId != "" && d.RequestId != c.RequestId {
 				t.Errorf("%v: %v", c, r)
 				return
 			}
 			if d.FailedOpen || d.FailedClosed {
 				continue
 			}
-			if !d.Allowed || d.Granted != *c.Cost || d.Remaining != limits[i]-*c.Cost || d.ReservationId != "" || d.LeaseId != "" {
+			if !d.Allowed || d.Granted != *c.Cost || d.Remaining != limits[i]-*c.Cost || d.ReservationId != "" ||
+				d.LeaseId != "" {
 				t.Errorf("%v: %v", c, r)
 				return
 			}
@@ -326,7 +333,8 @@ func TestCallsDoNotCross(t *testing.T) {
 		})
 	}
 	callers.Wait()
-	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Internal, codes.NotFound, codes.ResourceExhausted} {
+	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Internal,
+		codes.NotFound, codes.ResourceExhausted} {
 		_, ok := seen.Load(code)
 		expect.True(t, ok, "no call ended with %v", code)
 	}

@@ -97,7 +97,8 @@ func (c *checkStream) tellReady(last *weirv1.Readiness) (now *weirv1.Readiness, 
 
 // tellTopology sends the topology, if it differs from last. A caller without the right to it gets an error, and is not
 // told again.
-func (c *checkStream) tellTopology(last *weirv1.TopologyResponse) (now *weirv1.TopologyResponse, changed <-chan struct{}, err error) {
+func (c *checkStream) tellTopology(
+	last *weirv1.TopologyResponse) (now *weirv1.TopologyResponse, changed <-chan struct{}, err error) {
 	now, changed, denied := c.server.cfg.Topology(c.stream.Context())
 	if denied == nil && last != nil && sameTopology(now, last) {
 		return last, changed, nil

@@ -72,11 +72,14 @@ func (s *sound) Begin(_ context.Context, b *limiter.Batch) (open []int, err *lim
 // has its answer.
 func FuzzCheckStream(f *testing.F) {
 	define := &weirv1.CheckStreamRequest{
-		Define: []*weirv1.StreamTarget{{Policy: "p"}, {Number: 1, Limit: &weirv1.Limit{Algorithm: weirv1.Algorithm(algo.SlidingLog), Limit: 1, WindowNs: 1e9}, Namespace: "n"}},
-		Keys:   []byte("ab"), KeyLengths: []uint32{1, 1}, Targets: []uint32{0, 1}, Costs: []int64{1}, Partial: []bool{true}, RequestIds: []string{"", "r"},
+		Define: []*weirv1.StreamTarget{{Policy: "p"}, {Number: 1, Limit: &weirv1.Limit{Algorithm: weirv1.Algorithm(
+			algo.SlidingLog), Limit: 1, WindowNs: 1e9}, Namespace: "n"}},
+		Keys: []byte("ab"), KeyLengths: []uint32{1, 1}, Targets: []uint32{0, 1}, Costs: []int64{1},
+		Partial: []bool{true}, RequestIds: []string{"", "r"},
 	}
 	for _, m := range []*weirv1.CheckStreamRequest{
-		{}, define, streamed(1, "a", "b"), {KeyLengths: []uint32{1 << 31}}, {Targets: []uint32{1023}, KeyLengths: []uint32{0}},
+		{}, define, streamed(1, "a", "b"), {KeyLengths: []uint32{1 << 31}},
+		{Targets: []uint32{1023}, KeyLengths: []uint32{0}},
 		{Ready: true, Topology: true}, {Borrow: &weirv1.BorrowRequest{}},
 	} {
 		data := must.Value(m.MarshalVT())(f)
@@ -84,9 +87,10 @@ func FuzzCheckStream(f *testing.F) {
 	}
 	f.Add([]byte{0x0a}, []byte{0xff})
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		s := NewServer(ServerConfig{Service: &sound{t: t}, Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
-			return &weirv1.TopologyResponse{}, nil, nil
-		}})
+		s := NewServer(ServerConfig{Service: &sound{t: t},
+			Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
+				return &weirv1.TopologyResponse{}, nil, nil
+			}})
 		stream := &bytesStream{ctx: t.Context(), requests: [][]byte{first, second}}
 		err := s.CheckStream(stream)
 		s.Close()
@@ -126,10 +130,14 @@ func FuzzCalls(f *testing.F) {
 	cost, target := int64(3), &weirv1.Target{Policy: "p", Key: "k"}
 	reserve := &weirv1.ReserveRequest{Target: target, Cost: &cost, TtlNs: 1e9}
 	for i, m := range []proto.Message{
-		&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: target, Cost: &cost}, {Target: target}}, Atomic: true}, reserve,
-		&weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{reserve, {Target: target, Usage: map[string]int64{"a": 1}}}},
-		&weirv1.CommitEachRequest{Commits: []*weirv1.CommitRequest{{Target: target, ReservationId: "1-2", Cost: &cost}}},
-		&weirv1.RefundRequest{Target: target, Cost: &cost, RequestId: "r"}, &weirv1.AcquireRequest{Target: &weirv1.Target{Policy: "c", Key: "k"}},
+		&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: target, Cost: &cost}, {Target: target}}, Atomic: true},
+		reserve,
+		&weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{reserve,
+			{Target: target, Usage: map[string]int64{"a": 1}}}},
+		&weirv1.CommitEachRequest{Commits: []*weirv1.CommitRequest{{Target: target, ReservationId: "1-2",
+			Cost: &cost}}},
+		&weirv1.RefundRequest{Target: target, Cost: &cost, RequestId: "r"},
+		&weirv1.AcquireRequest{Target: &weirv1.Target{Policy: "c", Key: "k"}},
 	} {
 		f.Add(uint8(i), must.Value(proto.Marshal(m))(f))
 	}

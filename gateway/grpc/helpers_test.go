@@ -22,7 +22,8 @@ const maxMessage = 8 << 20
 // serve serves callers on loopback and returns the address.
 func serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) string {
 	t.Helper()
-	opts = append(opts, grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.ForceServerCodecV2(wire.Codec()))
+	opts = append(opts, grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.ForceServerCodecV2(wire.Codec()))
 	return testkit.Serve(t, register, opts...)
 }
 
@@ -45,7 +46,8 @@ func client(t testing.TB, cfg ServerConfig, opts ...grpc.ServerOption) weirv1.Li
 
 // through is an option with which wrap is put around each stream, and its end is told; both may be nil.
 func through(wrap func(grpc.ServerStream) grpc.ServerStream, ended chan<- error) grpc.ServerOption {
-	return grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	return grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
+		handle grpc.StreamHandler) error {
 		if wrap != nil {
 			stream = wrap(stream)
 		}

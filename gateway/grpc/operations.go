@@ -31,7 +31,8 @@ func protoDecision(d limit.Decision) *weirv1.Decision { return wire.ProtoDecisio
 // Acquire implements weirv1.LimiterServer.
 func (s *Server) Acquire(ctx context.Context, in *weirv1.AcquireRequest) (*weirv1.Decision, error) {
 	return operate(in.Target, func(t limit.Target) (limit.Decision, error) {
-		return s.svc.Acquire(ctx, limit.Acquire{Target: t, Cost: wire.Cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
+		return s.svc.Acquire(ctx,
+			limit.Acquire{Target: t, Cost: wire.Cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
 	}, protoDecision)
 }
 
@@ -132,7 +133,8 @@ func (s *Server) ReserveAll(ctx context.Context, in *weirv1.ReserveAllRequest) (
 
 func extendOf(in *weirv1.ExtendRequest, t limit.Target) (limit.Extend, *limit.Error) {
 	return limit.Extend{
-		Target: t, Amount: amount(in.Cost, in.Usage, 0), ReservationID: in.ReservationId, TTL: time.Duration(in.TtlNs), RequestID: in.RequestId,
+		Target: t, Amount: amount(in.Cost, in.Usage, 0), ReservationID: in.ReservationId, TTL: time.Duration(in.TtlNs),
+		RequestID: in.RequestId,
 	}, nil
 }
 
@@ -155,7 +157,8 @@ func (s *Server) ExtendEach(ctx context.Context, in *weirv1.ExtendEachRequest) (
 		if err := results[i].Err; err != nil {
 			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: protoError(err)}}
 		} else {
-			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Decision{Decision: wire.ProtoDecision(&results[i].Decision)}}
+			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Decision{Decision: wire.ProtoDecision(
+				&results[i].Decision)}}
 		}
 	}
 	return out, nil
@@ -165,7 +168,8 @@ func (s *Server) ExtendEach(ctx context.Context, in *weirv1.ExtendEachRequest) (
 func commitOf(in *weirv1.CommitRequest, t limit.Target) (limit.Commit, *limit.Error) {
 	switch {
 	case in.Cost == nil && in.Usage == nil:
-		return limit.Commit{}, limit.NewError(limit.Invalid, "cost", "is missing: say what it did cost, or what was used")
+		return limit.Commit{}, limit.NewError(limit.Invalid, "cost",
+			"is missing: say what it did cost, or what was used")
 	case in.Overrun != weirv1.Overrun_OVERRUN_CHARGE && in.Overrun != weirv1.Overrun_OVERRUN_ERROR:
 		return limit.Commit{}, limit.NewError(limit.Invalid, "overrun", "is unknown: OVERRUN_CHARGE or OVERRUN_ERROR")
 	}
@@ -201,7 +205,8 @@ func (s *Server) CommitEach(ctx context.Context, in *weirv1.CommitEachRequest) (
 		if err := results[i].Err; err != nil {
 			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Error{Error: protoError(err)}}
 		} else {
-			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Settled{Settled: protoSettled(results[i].Settled)}}
+			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Settled{Settled: protoSettled(
+				results[i].Settled)}}
 		}
 	}
 	return out, nil

@@ -79,7 +79,8 @@ type givenStream struct {
 
 // checkWith has a server carry the stream out as one of checks.
 func (s *givenStream) checkWith(server *Server) error {
-	return server.CheckStream(&grpc.GenericServerStream[weirv1.CheckStreamRequest, weirv1.CheckStreamResponse]{ServerStream: s})
+	return server.CheckStream(&grpc.GenericServerStream[weirv1.CheckStreamRequest,
+		weirv1.CheckStreamResponse]{ServerStream: s})
 }
 
 func (s *givenStream) Context() context.Context { return s.ctx }
@@ -140,14 +141,16 @@ func (*late) OpenBorrower(_ uint64, recall func(limit.Recall)) func() {
 // stream alone, and is told once.
 func TestPanicsBesideHandlers(t *testing.T) {
 	unread := func(s *Server, stream *givenStream) error {
-		return s.EndUnread(s.svc, stream, &grpc.StreamServerInfo{FullMethod: "method"}, func(srv any, _ grpc.ServerStream) error {
-			srv.(*late).wait()
-			return nil
-		})
+		return s.EndUnread(s.svc, stream, &grpc.StreamServerInfo{FullMethod: "method"},
+			func(srv any, _ grpc.ServerStream) error {
+				srv.(*late).wait()
+				return nil
+			})
 	}
 	checkStream := func(s *Server, stream *givenStream) error { return stream.checkWith(s) }
 	far, good := streamed(1, "far"), streamed(1, "good")
-	loan := &weirv1.CheckStreamRequest{Borrow: &weirv1.BorrowRequest{Borrower: 1, Loans: []*weirv1.LoanReport{report(16)}}}
+	loan := &weirv1.CheckStreamRequest{Borrow: &weirv1.BorrowRequest{Borrower: 1,
+		Loans: []*weirv1.LoanReport{report(16)}}}
 	for _, c := range []struct {
 		name   string
 		handle func(*Server, *givenStream) error

@@ -80,14 +80,16 @@ type Server struct {
 	batches sync.Pool // of *limiter.Batch
 	calls   sync.Pool // of *call
 	rooms   rooms
-	traced  bool           // golang.org/x/net/trace keeps the messages of calls for its page, so that call must not be reused
+	// golang.org/x/net/trace keeps the messages of calls for its page, so that call must not be reused
+	traced  bool
 	readers sync.WaitGroup // handlers of streams
 	unread  unread         // of CheckStreams
 }
 
 // NewServer returns a Server. Close it when done.
 func NewServer(cfg ServerConfig) *Server {
-	s := &Server{svc: cfg.Service, cfg: cfg, traced: grpc.EnableTracing, unread: unread{of: make(map[*checkStream]int64)}}
+	s := &Server{svc: cfg.Service, cfg: cfg, traced: grpc.EnableTracing,
+		unread: unread{of: make(map[*checkStream]int64)}}
 	s.batches.New = func() any { return new(limiter.Batch) }
 	s.calls.New = func() any {
 		c := &call{server: s, admission: callMemory{gate: cfg.Requests}}
@@ -130,7 +132,8 @@ func (c *call) grow(n int) {
 	r, ok := c.server.rooms[size].Get().(*room)
 	if !ok {
 		all := 1 << size
-		r = &room{make([]limit.Check, all), make([]limit.Result, all), make([]decided, all), make([]*weirv1.Result, all)}
+		r = &room{make([]limit.Check, all), make([]limit.Result, all), make([]decided, all),
+			make([]*weirv1.Result, all)}
 	}
 	r.checks, r.results, r.answers, r.out = r.checks[:n], r.results[:n], r.answers[:n], r.out[:n]
 	c.room, c.Results = r, r.out
@@ -241,7 +244,8 @@ func (s *Server) check(ctx context.Context, of any) (any, error) {
 		if err != nil {
 			return nil, statusOf(err.In(i, len(in.Checks)))
 		}
-		c.checks[i] = limit.Check{Target: t, Cost: wire.Cost(check.Cost), Partial: check.Partial, RequestID: check.RequestId}
+		c.checks[i] = limit.Check{Target: t, Cost: wire.Cost(check.Cost), Partial: check.Partial,
+			RequestID: check.RequestId}
 	}
 	atomic := in.Atomic
 	// append rounds capacities up. A request with room for more checks than that is left to the garbage collector.

@@ -37,7 +37,8 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-func serveLimiter(t *testing.T, svc limiter.BatchService, opts ...grpc.ServerOption) (*grpc.ClientConn, weirv1.LimiterClient) {
+func serveLimiter(t *testing.T, svc limiter.BatchService,
+	opts ...grpc.ServerOption) (*grpc.ClientConn, weirv1.LimiterClient) {
 	t.Helper()
 	noLeaks(t)
 	conn := connect(t, ServerConfig{Service: svc}, opts...)
@@ -90,14 +91,16 @@ func TestBatchErrors(t *testing.T) {
 	notFound := limit.NewError(limit.NotFound, "policy", "unknown")
 	two := &weirv1.CheckRequest{Checks: []*weirv1.Check{{}, {}}}
 	t.Run("all", func(t *testing.T) {
-		_, c := serveLimiter(t, &scripted.Service{Results: []limit.Result{{Err: notFound}, {Err: &limit.Error{Kind: limit.Invalid}}}})
+		_, c := serveLimiter(t, &scripted.Service{Results: []limit.Result{{Err: notFound},
+			{Err: &limit.Error{Kind: limit.Invalid}}}})
 		_, err := c.Check(t.Context(), two)
 		wantStatus(t, err, codes.NotFound, "checks[0].target.policy: unknown")
 		_, err = c.Check(t.Context(), &weirv1.CheckRequest{Checks: two.Checks[:1]})
 		wantStatus(t, err, codes.NotFound, "target.policy: unknown") // no batch to speak of
 	})
 	t.Run("all, the first about no field", func(t *testing.T) {
-		_, c := serveLimiter(t, &scripted.Service{Results: []limit.Result{{Err: &limit.Error{Kind: limit.Unavailable, Message: "nobody"}}, {Err: notFound}}})
+		_, c := serveLimiter(t, &scripted.Service{Results: []limit.Result{{Err: &limit.Error{Kind: limit.Unavailable,
+			Message: "nobody"}}, {Err: notFound}}})
 		_, err := c.Check(t.Context(), two)
 		wantStatus(t, err, codes.Unavailable, "nobody")
 	})
@@ -116,14 +119,16 @@ func TestBadRequests(t *testing.T) {
 	target := &weirv1.Target{Policy: "p", Key: "k"}
 	for want, reserves := range map[string][]*weirv1.ReserveRequest{
 		"InvalidArgument reserves: ": {}, "ResourceExhausted reserves: ": make([]*weirv1.ReserveRequest, 1001),
-		"InvalidArgument reserves[0].ttl_ns: ": {{Target: target, TtlNs: 1}}, "InvalidArgument reserves[1].target": {{Target: target}, nil},
+		"InvalidArgument reserves[0].ttl_ns: ": {{Target: target, TtlNs: 1}},
+		"InvalidArgument reserves[1].target":   {{Target: target}, nil},
 	} {
 		_, err := c.ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: reserves})
 		code, text, _ := strings.Cut(want, " ")
 		expect.Equal(t, status.Code(err).String(), code, "%v", err)
 		wantStatus(t, err, status.Code(err), text)
 	}
-	_, err = c.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: "1-2", Cost: new(int64), Overrun: 7})
+	_, err = c.Commit(t.Context(),
+		&weirv1.CommitRequest{Target: target, ReservationId: "1-2", Cost: new(int64), Overrun: 7})
 	wantStatus(t, err, codes.InvalidArgument, "overrun: ")
 }
 
@@ -146,10 +151,12 @@ func TestMalformedMessages(t *testing.T) {
 		}
 	}
 	// Larger than the server takes.
-	huge := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "p", Key: strings.Repeat("k", maxMessage)}}}}
+	huge := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "p",
+		Key: strings.Repeat("k", maxMessage)}}}}
 	_, err := c.Check(t.Context(), huge)
 	wantStatus(t, err, codes.ResourceExhausted, "")
-	out, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "p", Key: "k"}, Cost: new(int64)}}})
+	out, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "p",
+		Key: "k"}, Cost: new(int64)}}})
 	expect.True(t, err == nil && out.Results[0].GetDecision().GetRemaining() == 10, "%v, %v", out, err)
 }
 
@@ -212,7 +219,8 @@ func TestDefinitionsByBytes(t *testing.T) {
 		expect.Equal(t, taken, 0, "bytes are taken without streams")
 	})
 	client := func(caller string) weirv1.LimiterClient {
-		return client(t, ServerConfig{Service: &distant{}, Kept: kept, Caller: func(context.Context) string { return caller }})
+		return client(t, ServerConfig{Service: &distant{}, Kept: kept,
+			Caller: func(context.Context) string { return caller }})
 	}
 	define := func(c weirv1.LimiterClient, number uint32) bool {
 		in := streamed(1, "near")
@@ -252,12 +260,13 @@ func TestLoansShareMemory(t *testing.T) {
 	need := int64(in.SizeVT())*perByte + limit.MaxBatch*perCheck
 	gate := admission.NewGate(need + 1)
 	lends := make(chan error, 2)
-	stream := openLoans(t, connect(t, ServerConfig{Service: &distant{}, Requests: gate, Lender: lenderFunc(func([]limit.Borrow, []limit.Lent) {
-		none, cancel := context.WithCancel(context.Background())
-		cancel()
-		_, err := gate.Enter(none, 2)
-		lends <- err
-	})}))
+	stream := openLoans(t, connect(t,
+		ServerConfig{Service: &distant{}, Requests: gate, Lender: lenderFunc(func([]limit.Borrow, []limit.Lent) {
+			none, cancel := context.WithCancel(context.Background())
+			cancel()
+			_, err := gate.Enter(none, 2)
+			lends <- err
+		})}))
 	for range 2 {
 		must.NoError(t, stream.Send(in))
 		out, err := stream.Recv()
@@ -290,7 +299,8 @@ func trio(t *testing.T, text string, options ...grpc.ServerOption) []weirv1.Limi
 		}
 		peers := peer.NewForwarder(peer.ForwarderConfig{Config: streams})
 		own, states := byNumber{i, nodes}, limiter.NewStore(store.Config{}, false)
-		l := limiter.New(limiter.Config{Store: states, Policies: set, Ownership: own, Peers: peers, Timeout: testkit.Patience})
+		l := limiter.New(limiter.Config{Store: states, Policies: set, Ownership: own, Peers: peers,
+			Timeout: testkit.Patience})
 		own.open(states)
 		testkit.ServeOn(t, listeners[i], func(r grpc.ServiceRegistrar) {
 			peerv1.RegisterPeerServer(r, peer.NewServer(peer.ServerConfig{Config: streams, Receiver: l}))
@@ -346,7 +356,8 @@ func TestForeignRequestsShareMemory(t *testing.T) {
 	begun, goOn := make(chan struct{}, 100), make(chan struct{})
 	desc := grpc.ServiceDesc{
 		ServiceName: "foreign.Service", HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{{MethodName: "Ask", Handler: func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		Methods: []grpc.MethodDesc{{MethodName: "Ask", Handler: func(_ any, ctx context.Context, decode func(any) error,
+			_ grpc.UnaryServerInterceptor) (any, error) {
 			in := new(structpb.ListValue)
 			if err := decode(in); err != nil {
 				return nil, err
@@ -395,7 +406,8 @@ func (r *registered) RegisterService(desc *grpc.ServiceDesc, _ any) { r.desc = d
 
 // BenchmarkCheck is a Check from the bytes of its request to those of its answer, without gRPC.
 func BenchmarkCheck(b *testing.B) {
-	set := must.Value(policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]")))(b)
+	set := must.Value(policy.Parse("test.yaml",
+		[]byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]")))(b)
 	l := limiter.New(limiter.Config{Policies: set})
 	defer l.Close()
 	s := NewServer(ServerConfig{Service: l, Requests: admission.NewGate(32 << 20)})
@@ -414,7 +426,8 @@ func BenchmarkCheck(b *testing.B) {
 		b.Run(fmt.Sprintf("batch=%d", n), func(b *testing.B) {
 			in := new(weirv1.CheckRequest)
 			for i := range n {
-				in.Checks = append(in.Checks, &weirv1.Check{Target: &weirv1.Target{Policy: "p", Key: fmt.Sprintf("user:%012d", i)}})
+				in.Checks = append(in.Checks,
+					&weirv1.Check{Target: &weirv1.Target{Policy: "p", Key: fmt.Sprintf("user:%012d", i)}})
 			}
 			data := must.Value(proto.Marshal(in))(b)
 			read := func(m any) error { return codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, m) }

@@ -69,7 +69,8 @@ func (h *handling) run(ctx context.Context, handle func() error) (left bool, err
 // WriteTimeout, and one whose context has ended, even while its handler waits for the caller's next message.
 // CheckStream does both itself, and passes through, as every stream does with WriteTimeout 0. Close waits for the
 // handlers.
-func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+	handle grpc.StreamHandler) error {
 	if s.cfg.WriteTimeout == 0 || info.FullMethod == weirv1.Limiter_CheckStream_FullMethodName {
 		return handle(srv, stream)
 	}

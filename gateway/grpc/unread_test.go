@@ -35,7 +35,8 @@ func TestStreamsThatNobodyReadsEnd(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			version++
-			return &weirv1.TopologyResponse{Ring: version, Members: []*weirv1.TopologyMember{{Name: fmt.Sprintf("%1000d", version)}}}, always, nil
+			return &weirv1.TopologyResponse{Ring: version,
+				Members: []*weirv1.TopologyMember{{Name: fmt.Sprintf("%1000d", version)}}}, always, nil
 		},
 	})
 	t.Cleanup(s.Close)
@@ -44,7 +45,8 @@ func TestStreamsThatNobodyReadsEnd(t *testing.T) {
 	addr := serve(t, func(r grpc.ServiceRegistrar) {
 		s.Register(r)
 		healthv1.RegisterHealthServer(r, watching)
-	}, grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	}, grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+		handle grpc.StreamHandler) error {
 		err := handle(srv, stream)
 		if info.FullMethod == weirv1.Limiter_CheckStream_FullMethodName {
 			served <- err
@@ -80,7 +82,8 @@ func TestCheckStreamsShareWhatIsUnread(t *testing.T) {
 	reads := make(chan struct{}) // of the stream that comes first
 	var later atomic.Bool
 	served := make(chan error, 1)
-	addr := serve(t, s.Register, grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	addr := serve(t, s.Register, grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream,
+		_ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 		if later.Swap(true) {
 			return handle(srv, stream)
 		}
@@ -152,7 +155,8 @@ func TestStreamsEndWithTheirContexts(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	until := func(s grpc.ServerStream) grpc.ServerStream { return contextStream{s, ctx} }
-	stream := openLoans(t, connect(t, ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour}, through(until, served)))
+	stream := openLoans(t, connect(t, ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour},
+		through(until, served)))
 	must.NoError(t, stream.Send(&weirv1.BorrowRequest{Borrower: 1}))
 	_, err := stream.Recv()
 	must.NoError(t, err)

@@ -70,13 +70,15 @@ type Server struct {
 
 // New returns a Server.
 func New(cfg Config) *Server {
-	return &Server{cfg: cfg, rules: rules{hashKey: cfg.HashKey}, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
+	return &Server{cfg: cfg, rules: rules{hashKey: cfg.HashKey},
+		batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
 }
 
 // Register registers the service.
 func (s *Server) Register(r grpc.ServiceRegistrar) { pb.RegisterV1Server(r, s) }
 
-var errTooMany = status.Error(codes.OutOfRange, "Requests.RateLimits list too large; max size is '"+strconv.Itoa(limit.MaxBatch)+"'")
+var errTooMany = status.Error(codes.OutOfRange,
+	"Requests.RateLimits list too large; max size is '"+strconv.Itoa(limit.MaxBatch)+"'")
 
 // call is one GetRateLimits that is being answered.
 type call struct {
@@ -105,7 +107,8 @@ func (s *Server) GetRateLimits(ctx context.Context, in *pb.GetRateLimitsReq) (*p
 		return nil, errTooMany
 	}
 	answers := make([]pb.RateLimitResp, n)
-	c := call{s: s, ctx: ctx, now: s.cfg.Now(), out: make([]*pb.RateLimitResp, n), batch: s.batches.Get().(*limiter.Batch), of: make([]item, 0, n)}
+	c := call{s: s, ctx: ctx, now: s.cfg.Now(), out: make([]*pb.RateLimitResp, n),
+		batch: s.batches.Get().(*limiter.Batch), of: make([]item, 0, n)}
 	c.owns = s.cfg.Owner(ctx)
 	for i := range answers {
 		c.out[i] = &answers[i]
@@ -209,7 +212,8 @@ func (c *call) decide() error {
 			out.Error = wording(e)
 		case result.FailedOpen || result.FailedClosed:
 			// Gubernator's callers expect an error when no node could decide, and choose themselves what to do.
-			out.Error = "the node that decides for '" + o.request.GetName() + "_" + o.request.GetUniqueKey() + "' cannot be asked"
+			out.Error = "the node that decides for '" + o.request.GetName() + "_" + o.request.GetUniqueKey() +
+				"' cannot be asked"
 		default:
 			o.rule.answer(o.request, out, &c.batch.Checks[j], &result.Decision, c.now)
 			c.owner(out, o.rule, o.request.GetUniqueKey())
@@ -231,7 +235,8 @@ func (c *call) owner(out *pb.RateLimitResp, r *rule, key string) {
 }
 
 // answer converts a decision to an answer.
-func (r *rule) answer(in *pb.RateLimitReq, out *pb.RateLimitResp, asked *limit.Check, d *limit.Decision, now time.Time) {
+func (r *rule) answer(in *pb.RateLimitReq, out *pb.RateLimitResp, asked *limit.Check, d *limit.Decision,
+	now time.Time) {
 	out.Limit = in.GetLimit()
 	// What the request's limit has beyond algo.MaxLimit remains whatever is used.
 	out.Remaining = d.Remaining + r.beyond
@@ -308,7 +313,8 @@ func wording(e *limit.Error) string {
 		return e.Message
 	}
 	names := map[string]string{
-		"key": "unique_key", "namespace": "name", "limit.window": "duration", "limit.period": "duration", "limit.limit": "limit", "limit.capacity": "burst", "cost": "hits",
+		"key": "unique_key", "namespace": "name", "limit.window": "duration", "limit.period": "duration",
+		"limit.limit": "limit", "limit.capacity": "burst", "cost": "hits",
 	}
 	return "field '" + cmp.Or(names[e.Field], e.Field) + "' " + e.Message
 }

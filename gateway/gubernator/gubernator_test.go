@@ -83,7 +83,8 @@ var steps string
 
 // TestSteps: each request of a case is answered as its line says.
 func TestSteps(t *testing.T) {
-	words := strings.NewReplacer("K1025", strings.Repeat("k", 1025), "N245", strings.Repeat("n", 245), "N246", strings.Repeat("n", 246))
+	words := strings.NewReplacer("K1025", strings.Repeat("k", 1025), "N245", strings.Repeat("n", 245), "N246",
+		strings.Repeat("n", 246))
 	for _, text := range strings.Split(steps, "\n== ")[1:] {
 		name, lines, _ := strings.Cut(text, "\n")
 		t.Run(name, func(t *testing.T) {
@@ -108,7 +109,8 @@ func TestSteps(t *testing.T) {
 
 // fresh is a node that knows nothing, and the fields of a request.
 func fresh(t *testing.T) (*bench, map[string]string) {
-	return newBench(t), map[string]string{"name": `"requests"`, "unique_key": `"account:1"`, "limit": "10", "duration": "60000"}
+	return newBench(t), map[string]string{"name": `"requests"`, "unique_key": `"account:1"`, "limit": "10",
+		"duration": "60000"}
 }
 
 // answerTo is what a line says of the answer to a request.
@@ -125,7 +127,8 @@ func (b *bench) answerTo(fields map[string]string, anyReset bool) string {
 		return "error " + got.Error
 	}
 	expect.Equal(b.t, got.Limit, r.Limit)
-	status, reset := map[pb.Status]string{under: "under", over: "over"}[got.Status], fmt.Sprint(got.ResetTime-b.now().UnixMilli())
+	status, reset := map[pb.Status]string{under: "under", over: "over"}[got.Status],
+		fmt.Sprint(got.ResetTime-b.now().UnixMilli())
 	if anyReset {
 		reset = "-"
 	} else if got.ResetTime == 0 {
@@ -145,14 +148,16 @@ func TestBatch(t *testing.T) {
 		}
 		return r
 	}
-	got := b.ask(hit(), hit(), hit(), hit(func(r *pb.RateLimitReq) { r.UniqueKey = "" }), hit(func(r *pb.RateLimitReq) { r.Behavior = pb.Behavior_RESET_REMAINING }), hit(),
+	got := b.ask(hit(), hit(), hit(), hit(func(r *pb.RateLimitReq) { r.UniqueKey = "" }),
+		hit(func(r *pb.RateLimitReq) { r.Behavior = pb.Behavior_RESET_REMAINING }), hit(),
 		hit(func(r *pb.RateLimitReq) { r.Name = "" }))
 	for i, want := range []struct {
 		status    pb.Status
 		remaining int64
 		err       string
 	}{
-		{under, 1, ""}, {under, 0, ""}, {over, 0, ""}, {under, 0, "field 'unique_key' cannot be empty"}, {under, 2, ""}, {under, 1, ""},
+		{under, 1, ""}, {under, 0, ""}, {over, 0, ""}, {under, 0, "field 'unique_key' cannot be empty"}, {under, 2, ""},
+		{under, 1, ""},
 		{under, 0, "field 'namespace' cannot be empty"},
 	} {
 		expect.True(t, got[i].Status == want.status && got[i].Remaining == want.remaining && got[i].Error == want.err,
@@ -194,7 +199,9 @@ func TestBoundsOfInlineLimits(t *testing.T) {
 // themselves.
 func TestFailures(t *testing.T) {
 	s := new(scripted.Service)
-	server := New(Config{Service: s, Owner: func(context.Context) func(uint64) string { return func(uint64) string { return "10.0.0.7:8081" } }, Now: time.Now, Health: func() Health { return Health{Problem: "alone"} }})
+	server := New(Config{Service: s,
+		Owner: func(context.Context) func(uint64) string { return func(uint64) string { return "10.0.0.7:8081" } },
+		Now:   time.Now, Health: func() Health { return Health{Problem: "alone"} }})
 	ask := func(r ...*pb.RateLimitReq) ([]*pb.RateLimitResp, error) {
 		out, err := server.GetRateLimits(t.Context(), &pb.GetRateLimitsReq{Requests: r})
 		return out.GetResponses(), err
@@ -248,7 +255,8 @@ func BenchmarkGetRateLimits(b *testing.B) {
 	server := newBench(b)
 	in := new(pb.GetRateLimitsReq)
 	for i := range 100 {
-		in.Requests = append(in.Requests, &pb.RateLimitReq{Name: "bucket", UniqueKey: fmt.Sprintf("account:%d", i), Hits: 1, Limit: 1000, Duration: 60_000})
+		in.Requests = append(in.Requests, &pb.RateLimitReq{Name: "bucket", UniqueKey: fmt.Sprintf("account:%d", i),
+			Hits: 1, Limit: 1000, Duration: 60_000})
 	}
 	data := must.Value(proto.Marshal(in))(b)
 	b.ReportAllocs()
@@ -284,16 +292,19 @@ func TestJSON(t *testing.T) {
 			`{"responses":[{"status":"UNDER_LIMIT","limit":"10","remaining":"9","reset_time":"1770091511000","error":"","metadata":{}}]}`},
 		{`{"requests":[{"name":"n","uniqueKey":"k","hits":9,"limit":10,"duration":1000,"algorithm":"TOKEN_BUCKET","behavior":"NO_BATCHING"}]}`, 200,
 			`{"responses":[{"status":"UNDER_LIMIT","limit":"10","remaining":"0","reset_time":"1770091511000","error":"","metadata":{}}]}`},
-		{`{"requests":[{"name":"n","unique_key":"k","hits":1,"limit":10,"duration":1000,"algorithm":0,"behavior":36}]}`, 200,
+		{`{"requests":[{"name":"n","unique_key":"k","hits":1,"limit":10,"duration":1000,"algorithm":0,"behavior":36}]}`,
+			200,
 			`{"responses":[{"status":"UNDER_LIMIT","limit":"0","remaining":"0","reset_time":"0","error":"behavior DURATION_IS_GREGORIAN is set; but ` + "`Duration`" + ` is not a valid gregorian interval","metadata":{}}]}`},
 		{`{"requests":[{"name":"n","unique_key":"k","hits":1,"limit":10,"duration":1000}]}`, 200,
 			`{"responses":[{"status":"OVER_LIMIT","limit":"10","remaining":"0","reset_time":"1770091511000","error":"","metadata":{}}]}`},
 		{`{}`, 200, `{"responses":[]}`},
 		{``, 200, `{"responses":[]}`}, // its gateway takes the end of the body for an empty request
 		{"\n", 200, `{"responses":[]}`},
-		{`{"requests":[null]}`, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON: syntax error (line 1:14): unexpected token null","details":[]}`},
+		{`{"requests":[null]}`, 400,
+			`{"code":3,"message":"the body is not a GetRateLimitsReq in JSON: syntax error (line 1:14): unexpected token null","details":[]}`},
 		{`{"requests":7}`, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON: syntax error (line 1:13): unexpected token 7","details":[]}`},
-		{`{"requests":[{"hits":"` + strings.Repeat("\u00e9", 300) + `"}]}`, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON: (line 1:22): invalid value for int64 field hits: \"` + strings.Repeat("\u00e9", 75) + `…","details":[]}`},
+		{`{"requests":[{"hits":"` + strings.Repeat("\u00e9", 300) + `"}]}`, 400,
+			`{"code":3,"message":"the body is not a GetRateLimitsReq in JSON: (line 1:22): invalid value for int64 field hits: \"` + strings.Repeat("\u00e9", 75) + `…","details":[]}`},
 		{"{\"more\":\"\xff\"}", 400, `{"code":3,"message":"the body is not valid UTF-8","details":[]}`},
 		{`{"requests":[` + strings.Repeat("{},", 1000) + `{}]}`, 400,
 			`{"code":11,"message":"Requests.RateLimits list too large; max size is '1000'","details":[]}`},

@@ -25,7 +25,8 @@ var (
 
 // AnswerGetRateLimits answers POST /v1/GetRateLimits. Like Gubernator's gateway it answers 200 whatever the statuses
 // are, and an error as a JSON object of code, message and details. err is the error of reading the body.
-func (s *Server) AnswerGetRateLimits(ctx context.Context, body []byte, err error) (status int, contentType string, answer []byte) {
+func (s *Server) AnswerGetRateLimits(ctx context.Context, body []byte,
+	err error) (status int, contentType string, answer []byte) {
 	in := new(pb.GetRateLimitsReq)
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
@@ -53,13 +54,15 @@ func malformed(message string) error { return status.Error(codes.InvalidArgument
 var errBody = errors.New("the body is larger than 256 KiB")
 
 // AnswerHealthCheck answers GET /v1/HealthCheck.
-func (s *Server) AnswerHealthCheck(ctx context.Context, _ []byte, _ error) (status int, contentType string, answer []byte) {
+func (s *Server) AnswerHealthCheck(ctx context.Context, _ []byte,
+	_ error) (status int, contentType string, answer []byte) {
 	out, err := s.HealthCheck(ctx, nil)
 	return answered(out, err)
 }
 
 // AnswerLiveCheck answers GET /v1/LiveCheck.
-func (s *Server) AnswerLiveCheck(ctx context.Context, _ []byte, _ error) (status int, contentType string, answer []byte) {
+func (s *Server) AnswerLiveCheck(ctx context.Context, _ []byte,
+	_ error) (status int, contentType string, answer []byte) {
 	out, err := s.LiveCheck(ctx, nil)
 	return answered(out, err)
 }

@@ -61,9 +61,11 @@ func (r *rules) of(in *pb.RateLimitReq, now time.Time) (_ *rule, wrong string) {
 	case in.GetName() == "":
 		return nil, "field 'namespace' cannot be empty" // Gubernator's text, which says namespace for name
 	case len(in.GetName()) > maxName:
-		return nil, "field 'name' has " + strconv.Itoa(len(in.GetName())) + " bytes, at most " + strconv.Itoa(maxName) + " are taken"
+		return nil, "field 'name' has " + strconv.Itoa(len(in.GetName())) + " bytes, at most " + strconv.Itoa(maxName) +
+			" are taken"
 	}
-	k := ruleKey{in.GetName(), in.GetLimit(), in.GetDuration(), in.GetBurst(), in.GetAlgorithm(), has(in, pb.Behavior_DURATION_IS_GREGORIAN), 0}
+	k := ruleKey{in.GetName(), in.GetLimit(), in.GetDuration(), in.GetBurst(), in.GetAlgorithm(),
+		has(in, pb.Behavior_DURATION_IS_GREGORIAN), 0}
 	switch k.algorithm {
 	case pb.Algorithm_TOKEN_BUCKET:
 		k.burst = 0
@@ -104,7 +106,8 @@ func (k *ruleKey) rule() (_ *rule, wrong string) {
 	l.Limit, made.beyond = counted(k.limit)
 	switch {
 	case !k.gregorian && k.duration > int64(algo.MaxWindow/time.Millisecond):
-		return nil, "field 'duration' cannot be longer than " + strconv.FormatInt(int64(algo.MaxWindow/time.Millisecond), 10) + " milliseconds (366 days)"
+		return nil, "field 'duration' cannot be longer than " +
+			strconv.FormatInt(int64(algo.MaxWindow/time.Millisecond), 10) + " milliseconds (366 days)"
 	case !k.gregorian:
 		l.Window = time.Duration(max(k.duration, 0)) * time.Millisecond
 		made.momentary = k.duration <= 0

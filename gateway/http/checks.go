@@ -137,7 +137,8 @@ func (x *exchange) unwritten(err error) {
 // marshal encodes an answer, with limits in the form of requests. Invalid UTF-8, which texts of callers and nodes may
 // have, is replaced.
 func marshal(v any) ([]byte, error) {
-	limits := json.MarshalToFunc(func(enc *jsontext.Encoder, l *algo.Limit) error { return json.MarshalEncode(enc, limitBodyOf(l)) })
+	limits := json.MarshalToFunc(
+		func(enc *jsontext.Encoder, l *algo.Limit) error { return json.MarshalEncode(enc, limitBodyOf(l)) })
 	return json.Marshal(v, jsontext.AllowInvalidUTF8(true), json.WithMarshalers(limits))
 }
 

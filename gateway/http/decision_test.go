@@ -73,15 +73,19 @@ func TestDecisionEncoding(t *testing.T) {
 	text := func() string { return []string{"", "a", `"\`, "\x00\n\u2028", "käse", "<&>", "😀"}[random.IntN(7)] }
 	for range 2000 {
 		d := limit.Decision{
-			Allowed: random.IntN(2) == 0, Granted: random.Int64N(9), Limit: random.Int64N(9) - 1, Remaining: random.Int64(),
+			Allowed: random.IntN(2) == 0, Granted: random.Int64N(9), Limit: random.Int64N(9) - 1,
+			Remaining:  random.Int64(),
 			ResetAfter: duration(), Delay: duration(), Policy: text(),
 			Shadow: random.IntN(2) == 0, Degraded: random.IntN(2) == 0, FailedOpen: random.IntN(2) == 0,
 			FailedClosed: random.IntN(2) == 0, RequestID: text(), LeaseID: text(),
-			ReservationID: text(), NearLimit: random.IntN(2) == 0, Banned: random.IntN(2) == 0, RetryAfterEstimated: random.IntN(2) == 0,
+			ReservationID: text(), NearLimit: random.IntN(2) == 0, Banned: random.IntN(2) == 0,
+			RetryAfterEstimated: random.IntN(2) == 0,
 		}
 		f := decisionFields{
-			Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining, ResetAfterMS: ms(d.ResetAfter),
-			DelayMS: ms(d.Delay), Policy: d.Policy, Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen,
+			Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
+			ResetAfterMS: ms(d.ResetAfter),
+			DelayMS:      ms(d.Delay), Policy: d.Policy, Shadow: d.Shadow, Degraded: d.Degraded,
+			FailedOpen:   d.FailedOpen,
 			FailedClosed: d.FailedClosed, RequestID: d.RequestID, LeaseID: d.LeaseID,
 			Reservation: d.ReservationID, NearLimit: d.NearLimit, Banned: d.Banned, Estimated: d.RetryAfterEstimated,
 		}
@@ -92,7 +96,8 @@ func TestDecisionEncoding(t *testing.T) {
 		for range random.IntN(4) {
 			l := limit.LimitStatus{Limit: random.Int64N(9) - 1, Window: time.Duration(random.Int64N(3)) * time.Second,
 				Remaining: random.Int64N(9), ResetAfter: duration()}
-			g := statusFields{Limit: l.Limit, WindowMS: ms(l.Window), Remaining: l.Remaining, ResetAfterMS: ms(l.ResetAfter)}
+			g := statusFields{Limit: l.Limit, WindowMS: ms(l.Window), Remaining: l.Remaining,
+				ResetAfterMS: ms(l.ResetAfter)}
 			l.RetryAfter, g.RetryAfterMS = wait()
 			d.Limits, f.Limits = append(d.Limits, l), append(f.Limits, g)
 		}
@@ -160,7 +165,8 @@ func TestRequestIDs(t *testing.T) {
 func TestLogSaysNoKeys(t *testing.T) {
 	service := &scripted.Service{Err: limit.NewError(limit.NotFound, "policy", "there is no policy named secret")}
 	d := newAPI(t, service, nil)
-	for _, body := range []string{`{"policy":"login","key":"secret"}`, `{"policy":"login","key":""}`, `{"secret":"secret"}`, `secret`, `{"key":"secret\xff"}`} {
+	for _, body := range []string{`{"policy":"login","key":"secret"}`, `{"policy":"login","key":""}`,
+		`{"secret":"secret"}`, `secret`, `{"key":"secret\xff"}`} {
 		resp := d.post("/v1/check", body)
 		expect.True(t, resp.StatusCode >= 400, "%s: %d", body, resp.StatusCode)
 		d.do("POST", "/v1/secret", body, "Content-Type", "application/json")
@@ -168,7 +174,8 @@ func TestLogSaysNoKeys(t *testing.T) {
 	}
 	expect.Equal(t, d.log.Len(), 0, "logged: %s", d.log)
 	service.Err = errors.New("a defect")
-	d.do("POST", "/v1/check", `{"policy":"login","key":"secret"}`, "Content-Type", "application/json", "X-Request-Id", "my-id")
+	d.do("POST", "/v1/check", `{"policy":"login","key":"secret"}`, "Content-Type", "application/json", "X-Request-Id",
+		"my-id")
 	got := d.log.String()
 	expect.True(t, strings.Contains(got, "request_id=my-id") && strings.Contains(got, "a defect") &&
 		!strings.Contains(got, "secret"), "logged: %s", got)
@@ -178,7 +185,8 @@ func TestLogSaysNoKeys(t *testing.T) {
 // only if it is 200, once.
 func FuzzBody(f *testing.F) {
 	paths := []string{
-		"/v1/check", "/v1/checks", "/v1/acquire", "/v1/renew", "/v1/release", "/v1/reserve", "/v1/commit", "/v1/commits", "/v1/extends", "/v1/cancel", "/v1/refund", "/v1/reset",
+		"/v1/check", "/v1/checks", "/v1/acquire", "/v1/renew", "/v1/release", "/v1/reserve", "/v1/commit",
+		"/v1/commits", "/v1/extends", "/v1/cancel", "/v1/refund", "/v1/reset",
 		"/v1/reserves", "/v1/extend", "/v1/charge",
 	}
 	for i := range paths {
@@ -192,22 +200,27 @@ func FuzzBody(f *testing.F) {
 			`{"reserves":[{"policy":"login","key":"alice","usage":{}},{"policy":"login","key":"alice","cost":9,"ttl":"1s","class":"m"}]}`,
 			`{"commits":[{"policy":"login","key":"alice","reservation_id":"r","cost":3},{"policy":"login","key":"alice","reservation_id":"7","cost":0}]}`,
 			`{"extends":[{"policy":"login","key":"alice","reservation_id":"r","cost":3,"ttl":"2s"}]}`,
-			`{"policy":"login","key":"alice","usage":{"a":1.5}}`, `{"policy":"login","key":"alice","cost":1,"usage":{"a":null}}`, `{"reserves":[null]}`,
+			`{"policy":"login","key":"alice","usage":{"a":1.5}}`,
+			`{"policy":"login","key":"alice","cost":1,"usage":{"a":null}}`, `{"reserves":[null]}`,
 			`{"namespace":"n","limit":{"algorithm":"concurrency","limit":1,"ttl":"1s"},"key":"k","cost":-1}`,
 			`{"policy":"login","key":"alice","cost":0,"partial":true,"request_id":"r"}`,
 			`{"limit":{"algorithm":"fixed_window","limit":1,"window":"day","align":"calendar","time_zone":"Europe/Berlin"},"key":"k"}`,
 			`{"limit":{"algorithm":"sliding_window","limit":-1,"window":"1d12h","slots":3,"count_denied":true},"key":"k"}`,
 			`{"limit":{"algorithm":"token_bucket","limit":1,"window":"0.5d","capacity":9007199254740992},"key":"k"}`,
-			`{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"bob","cost":2}],"atomic":true}`, `{"checks":[{},{"key":"\ud800"}]}`,
-			`{"policy":"login","key":"alice","key":"bob"}`, `{"policy":"login","key":"alice"}{}`, `null`, `{"\u0000":1}`,
-			`{"policy":"login","key":"alice","ttl":"999999999h"}`, `{"ttl":1e400}`, `{"key":null}`, `[]`, ``, `{"a":{"a":{"a":`, "{\"key\":\"\xff\"}",
+			`{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"bob","cost":2}],"atomic":true}`,
+			`{"checks":[{},{"key":"\ud800"}]}`,
+			`{"policy":"login","key":"alice","key":"bob"}`, `{"policy":"login","key":"alice"}{}`, `null`,
+			`{"\u0000":1}`,
+			`{"policy":"login","key":"alice","ttl":"999999999h"}`, `{"ttl":1e400}`, `{"key":null}`, `[]`, ``,
+			`{"a":{"a":{"a":`, "{\"key\":\"\xff\"}",
 		} {
 			f.Add(uint8(i), body)
 		}
 	}
 	f.Fuzz(func(t *testing.T, route uint8, body string) {
 		path := paths[int(route)%len(paths)]
-		service := &scripted.Service{Results: []limit.Result{{Decision: admitted}}, Decision: admitted, Lives: time.Second}
+		service := &scripted.Service{Results: []limit.Result{{Decision: admitted}}, Decision: admitted,
+			Lives: time.Second}
 		d := newAPI(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
 		resp := d.post(path, body)
 		expect.True(t, resp.StatusCode < 500, "%s: %d %s", path, resp.StatusCode, bodyOf(t, resp))

@@ -157,7 +157,8 @@ func elements[T any](dec *jsontext.Decoder, into *[]T, absent T) error {
 }
 
 // read reads an array or object of the Go type of; one reads an element. Beyond most elements it returns few.
-func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most int, few error, one func() error) error {
+func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most int, few error,
+	one func() error) error {
 	if k := dec.PeekKind(); k != begin {
 		return cmp.Or[error](dec.SkipValue(), &json.SemanticError{JSONKind: k, GoType: of})
 	}
@@ -278,7 +279,8 @@ func malformed(err error) *problem {
 	case reflect.Bool:
 		want = "true or false"
 	case reflect.Int8, reflect.Int32, reflect.Int64:
-		want = "a whole number of at most " + strconv.Itoa(semantic.GoType.Bits()) + " bits, without fraction or exponent"
+		want = "a whole number of at most " + strconv.Itoa(semantic.GoType.Bits()) +
+			" bits, without fraction or exponent"
 	case reflect.Slice:
 		want = "an array"
 	default:

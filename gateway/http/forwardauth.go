@@ -45,7 +45,8 @@ func ParseKeyHeaders(names []string) ([]string, error) {
 		case !httpguts.ValidHeaderFieldName(name):
 			return nil, fmt.Errorf("%q is not the name of a header field", name)
 		case canonical == "Host":
-			return nil, fmt.Errorf("%q names the node that the gateway asks: let the gateway send X-Forwarded-Host", name)
+			return nil, fmt.Errorf("%q names the node that the gateway asks: let the gateway send X-Forwarded-Host",
+				name)
 		case canonical == gatewayCredentials:
 			return nil, fmt.Errorf("%q is the gateway's own token", name)
 		}
@@ -70,7 +71,8 @@ func parseForwardQuery(raw string) (q forwardQuery, p *problem) {
 	if p != nil {
 		return q, p
 	}
-	q = forwardQuery{policy: query["policy"], key: limit.KeyOf(query["key"]), keyHeader: http.CanonicalHeaderKey(query["key_header"]), byAddress: query["key_ip"] == "true"}
+	q = forwardQuery{policy: query["policy"], key: limit.KeyOf(query["key"]),
+		keyHeader: http.CanonicalHeaderKey(query["key_header"]), byAddress: query["key_ip"] == "true"}
 	if query["key_ip"] != "" && !q.byAddress {
 		return q, invalid("key_ip", "must be true, or left out")
 	}
@@ -114,7 +116,8 @@ func (a *api) keyOf(r *http.Request, q *forwardQuery) (key string, p *problem, c
 	case q.keyHeader == "":
 		return q.key, nil, false
 	case !slices.Contains(a.ForwardAuth.Headers, q.keyHeader):
-		return "", invalid("key_header", clip(strconv.Quote(q.keyHeader))+" is not among the forward-auth-headers of this node"), false
+		return "", invalid("key_header",
+			clip(strconv.Quote(q.keyHeader))+" is not among the forward-auth-headers of this node"), false
 	}
 	values := r.Header[q.keyHeader]
 	switch {
@@ -137,7 +140,8 @@ func (a *api) addressOf(r *http.Request, q *forwardQuery) (key string, p *proble
 	}
 	key, named := clients.Caller(r.RemoteAddr, r.Header)
 	if !named {
-		return "", invalid("key_ip", "the gateway has to send the address of its caller as the last one in X-Forwarded-For"), false
+		return "", invalid("key_ip",
+			"the gateway has to send the address of its caller as the last one in X-Forwarded-For"), false
 	}
 	return key, nil, false
 }

@@ -41,15 +41,18 @@ func TestForwardAuthKeys(t *testing.T) {
 		{"key=alice&policy=web&cost=20", nil, "alice", 20},
 		{"policy=web&key=a%26policy%3Db%20c+d%0D%0A%C3%BC", nil, "a&policy=b c d\r\nü", 1},
 		{"policy=web&key_header=x-api-KEY", []string{"X-Api-Key", "k-17"}, "k-17", 1},
-		{"policy=web&key_header=Authorization", []string{"Authorization", "Bearer of-the-caller"}, "Bearer of-the-caller", 1},
+		{"policy=web&key_header=Authorization", []string{"Authorization", "Bearer of-the-caller"},
+			"Bearer of-the-caller", 1},
 		// A longer value than a key may be is limited all the same: by making it longer no caller leaves its limit.
 		{"policy=web&key_header=x-api-KEY", []string{"X-Api-Key", long}, limit.KeyOf(long), 1},
 		{"policy=web&key=" + long, nil, limit.KeyOf(long), 1},
 		{"policy=web&key_ip=true", []string{"X-Forwarded-For", "203.0.113.9"}, "203.0.113.9", 1},
 		{"policy=web&key_ip=true", []string{"X-Forwarded-For", "6.6.6.6, 203.0.113.9, 10.1.2.3"}, "203.0.113.9", 1},
-		{"policy=web&key_ip=true", []string{"X-Forwarded-For", "6.6.6.6", "X-Forwarded-For", "203.0.113.9"}, "203.0.113.9", 1},
+		{"policy=web&key_ip=true", []string{"X-Forwarded-For", "6.6.6.6", "X-Forwarded-For", "203.0.113.9"},
+			"203.0.113.9", 1},
 		{"policy=web&key_ip=true", []string{"X-Forwarded-For", "2001:db8:1:2:3::4"}, "2001:db8:1:2::/64", 1},
-		{"policy=web&key_ip=true&ipv6_prefix=48", []string{"X-Forwarded-For", "2001:db8:1:2:3::4"}, "2001:db8:1::/48", 1},
+		{"policy=web&key_ip=true&ipv6_prefix=48", []string{"X-Forwarded-For", "2001:db8:1:2:3::4"}, "2001:db8:1::/48",
+			1},
 		{"policy=web&key_ip=true&ipv6_prefix=48", []string{"X-Forwarded-For", "203.0.113.9"}, "203.0.113.9", 1},
 	} {
 		d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, behindGateway)
@@ -88,20 +91,36 @@ func TestForwardAuthAnswers(t *testing.T) {
 		want        map[string]string // header fields; empty: not there
 		detail      string            // in a problem; empty: no body
 	}{
-		{"admitted", byKey, admitted, nil, 200, map[string]string{"Weir-Result": "admitted", "Weir-Status": "200", "RateLimit": `"login";r=4;t=60`, "X-RateLimit-Remaining": "4", "Retry-After": "", "Cache-Control": "no-store"}, ""},
-		{"refused", byKey, refused, nil, 429, map[string]string{"Weir-Result": "refused", "Weir-Status": "429", "RateLimit": `"login";r=0;t=37`, "X-RateLimit-Remaining": "0", "Retry-After": "37"}, "pass in 37 s"},
-		{"refused for good", byKey, never, nil, 429, map[string]string{"Weir-Result": "refused", "Weir-Status": "429", "Retry-After": ""}, "can never pass"},
-		{"refused, for nginx", byKey + "&deny_status=403", refused, nil, 403, map[string]string{"Weir-Result": "refused", "Weir-Status": "429", "RateLimit": `"login";r=0;t=37`, "Retry-After": "37"}, ""},
-		{"refused, as 401", byKey + "&deny_status=401", refused, nil, 401, map[string]string{"Weir-Result": "refused", "Weir-Status": "429", "WWW-Authenticate": ""}, ""},
-		{"admitted, for nginx", byKey + "&deny_status=403", admitted, nil, 200, map[string]string{"Weir-Result": "admitted"}, ""},
-		{"failed closed", byKey, closed, nil, 503, map[string]string{"Weir-Result": "failed_closed", "Weir-Status": "503", "Retry-After": "1", "RateLimit": ""}, "cannot be asked"},
-		{"failed closed, for nginx", byKey + "&deny_status=403", closed, nil, 403, map[string]string{"Weir-Result": "failed_closed", "Weir-Status": "503", "Retry-After": "1"}, ""},
-		{"failed open", byKey, open, nil, 200, map[string]string{"Weir-Result": "failed_open", "Weir-Status": "200", "RateLimit": ""}, ""},
-		{"no key", byHeader, admitted, nil, 400, map[string]string{"Weir-Result": "bad_key", "Weir-Status": "400"}, "has no X-Api-Key"},
-		{"empty key", byHeader, admitted, []string{"X-Api-Key", ""}, 400, map[string]string{"Weir-Result": "bad_key"}, "has no X-Api-Key"},
-		{"two keys", byHeader, admitted, []string{"X-Api-Key", "a", "X-Api-Key", "b"}, 400, map[string]string{"Weir-Result": "bad_key"}, "more than one"},
-		{"key in Latin 1", byHeader, admitted, []string{"X-Api-Key", "\xfc"}, 400, map[string]string{"Weir-Result": "bad_key"}, "not UTF-8"},
-		{"no key, for nginx", byHeader + "&deny_status=403", admitted, nil, 403, map[string]string{"Weir-Result": "bad_key", "Weir-Status": "400"}, ""},
+		{"admitted", byKey, admitted, nil, 200,
+			map[string]string{"Weir-Result": "admitted", "Weir-Status": "200", "RateLimit": `"login";r=4;t=60`,
+				"X-RateLimit-Remaining": "4", "Retry-After": "", "Cache-Control": "no-store"}, ""},
+		{"refused", byKey, refused, nil, 429, map[string]string{"Weir-Result": "refused", "Weir-Status": "429",
+			"RateLimit": `"login";r=0;t=37`, "X-RateLimit-Remaining": "0", "Retry-After": "37"}, "pass in 37 s"},
+		{"refused for good", byKey, never, nil, 429,
+			map[string]string{"Weir-Result": "refused", "Weir-Status": "429", "Retry-After": ""}, "can never pass"},
+		{"refused, for nginx", byKey + "&deny_status=403", refused, nil, 403,
+			map[string]string{"Weir-Result": "refused", "Weir-Status": "429", "RateLimit": `"login";r=0;t=37`,
+				"Retry-After": "37"}, ""},
+		{"refused, as 401", byKey + "&deny_status=401", refused, nil, 401,
+			map[string]string{"Weir-Result": "refused", "Weir-Status": "429", "WWW-Authenticate": ""}, ""},
+		{"admitted, for nginx", byKey + "&deny_status=403", admitted, nil, 200,
+			map[string]string{"Weir-Result": "admitted"}, ""},
+		{"failed closed", byKey, closed, nil, 503, map[string]string{"Weir-Result": "failed_closed",
+			"Weir-Status": "503", "Retry-After": "1", "RateLimit": ""}, "cannot be asked"},
+		{"failed closed, for nginx", byKey + "&deny_status=403", closed, nil, 403,
+			map[string]string{"Weir-Result": "failed_closed", "Weir-Status": "503", "Retry-After": "1"}, ""},
+		{"failed open", byKey, open, nil, 200,
+			map[string]string{"Weir-Result": "failed_open", "Weir-Status": "200", "RateLimit": ""}, ""},
+		{"no key", byHeader, admitted, nil, 400, map[string]string{"Weir-Result": "bad_key", "Weir-Status": "400"},
+			"has no X-Api-Key"},
+		{"empty key", byHeader, admitted, []string{"X-Api-Key", ""}, 400, map[string]string{"Weir-Result": "bad_key"},
+			"has no X-Api-Key"},
+		{"two keys", byHeader, admitted, []string{"X-Api-Key", "a", "X-Api-Key", "b"}, 400,
+			map[string]string{"Weir-Result": "bad_key"}, "more than one"},
+		{"key in Latin 1", byHeader, admitted, []string{"X-Api-Key", "\xfc"}, 400,
+			map[string]string{"Weir-Result": "bad_key"}, "not UTF-8"},
+		{"no key, for nginx", byHeader + "&deny_status=403", admitted, nil, 403,
+			map[string]string{"Weir-Result": "bad_key", "Weir-Status": "400"}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: c.decision}}}, behindGateway)
@@ -138,7 +157,8 @@ func TestForwardAuthBadQueries(t *testing.T) {
 		resp := d.do("GET", "/v1/forward-auth?"+query, "", "Cookie", "a=b")
 		field, phrase, _ := strings.Cut(strings.Replace(want, "CONTROL", "\uFFFD\r\n", 1), " ")
 		wantProblem(t, resp, 400, strings.TrimPrefix(field, "-"), phrase)
-		expect.True(t, len(d.service.Calls()) == 0 && headerOf(resp, "Weir-Result") == nil, "asked %v, %v", d.service.Calls(), resp.Header)
+		expect.True(t, len(d.service.Calls()) == 0 && headerOf(resp, "Weir-Result") == nil, "asked %v, %v",
+			d.service.Calls(), resp.Header)
 	})
 }
 
@@ -147,7 +167,8 @@ func TestForwardAuthBadQueries(t *testing.T) {
 func TestForwardAuthNamesNobody(t *testing.T) {
 	d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, behindGateway)
 	for _, hops := range []string{"unknown", "203.0.113.9, unknown", "203.0.113.9, _hidden", ""} {
-		wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", hops), 400, "key_ip", "X-Forwarded-For")
+		wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", hops), 400,
+			"key_ip", "X-Forwarded-For")
 	}
 	expect.True(t, len(d.service.Calls()) <= 0, "asked %v", d.service.Calls())
 }
@@ -155,8 +176,10 @@ func TestForwardAuthNamesNobody(t *testing.T) {
 // TestForwardAuthStrangers: nobody who is no trusted proxy chooses the address that it is limited by.
 func TestForwardAuthStrangers(t *testing.T) {
 	d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, nil)
-	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", "203.0.113.9"), 400, "key_ip", "trusted-proxies")
-	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_header=X-Api-Key", "", "X-Api-Key", "a"), 400, "key_header", "forward-auth-headers")
+	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", "203.0.113.9"), 400,
+		"key_ip", "trusted-proxies")
+	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_header=X-Api-Key", "", "X-Api-Key", "a"), 400,
+		"key_header", "forward-auth-headers")
 	expect.True(t, len(d.service.Calls()) <= 0, "asked %v", d.service.Calls())
 }
 
@@ -175,12 +198,14 @@ func TestForwardAuthCredentials(t *testing.T) {
 			return r.Context(), nil
 		}
 	})
-	resp := d.do("GET", "/v1/forward-auth?policy=web&key_header=Authorization", "", "Authorization", "Bearer of-the-caller", "Weir-Authorization", "Bearer of-the-gateway")
+	resp := d.do("GET", "/v1/forward-auth?policy=web&key_header=Authorization", "", "Authorization",
+		"Bearer of-the-caller", "Weir-Authorization", "Bearer of-the-gateway")
 	expect.True(t, resp.StatusCode == http.StatusOK && len(asked) == 1 &&
 		slices.Equal(asked[0]["Authorization"], []string{"Bearer of-the-gateway"}) && len(asked[0]) == 1,
 		"%d, asked with %v", resp.StatusCode, asked)
 	expect.Equal(t, d.service.Calls()[0].Checks[0].Key, "Bearer of-the-caller", "limited by")
-	resp = d.do("GET", "/v1/forward-auth?policy=web&key_header=Authorization", "", "Authorization", "Bearer of-the-gateway")
+	resp = d.do("GET", "/v1/forward-auth?policy=web&key_header=Authorization", "", "Authorization",
+		"Bearer of-the-gateway")
 	body := bodyOf(t, resp)
 	expect.True(t, resp.StatusCode == http.StatusUnauthorized && strings.Contains(body, "Weir-Authorization") &&
 		len(d.service.Calls()) == 1, "%d %s", resp.StatusCode, body)
@@ -192,7 +217,8 @@ func TestForwardAuthErrors(t *testing.T) {
 		kind   limit.Kind
 		status int
 	}{{limit.NotFound, 404}, {limit.Unavailable, 503}, {limit.Denied, 403}} {
-		d := newAPI(t, &scripted.Service{Results: []limit.Result{{Err: limit.NewError(c.kind, "policy", "is a problem").InList("checks", 0)}}}, nil)
+		d := newAPI(t, &scripted.Service{Results: []limit.Result{{Err: limit.NewError(c.kind, "policy",
+			"is a problem").InList("checks", 0)}}}, nil)
 		resp := d.do("GET", "/v1/forward-auth?policy=web&key=a&deny_status=403", "")
 		wantProblem(t, resp, c.status, "policy", "is a problem")
 		expect.True(t, headerOf(resp, "Weir-Status") == nil, "%v", resp.Header)
@@ -211,8 +237,10 @@ func TestParseKeyHeaders(t *testing.T) {
 // FuzzForwardQuery reads any query: what is taken is within its bounds and says the same when it is written again.
 func FuzzForwardQuery(f *testing.F) {
 	for _, query := range []string{
-		"policy=web&key=alice", "policy=web&key=a%26b+c&cost=20&deny_status=403", "policy=web&key_header=X-Api-Key", "policy=web&key_ip=true&ipv6_prefix=56",
-		"policy=web&key=a&key=b", "policy=web;key=a", "policy=web&key=%zz", "policy=web&key=%ff", "&&=&policy", "policy=web&key=a&cost=0",
+		"policy=web&key=alice", "policy=web&key=a%26b+c&cost=20&deny_status=403", "policy=web&key_header=X-Api-Key",
+		"policy=web&key_ip=true&ipv6_prefix=56",
+		"policy=web&key=a&key=b", "policy=web;key=a", "policy=web&key=%zz", "policy=web&key=%ff", "&&=&policy",
+		"policy=web&key=a&cost=0",
 	} {
 		f.Add(query)
 	}

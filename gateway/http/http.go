@@ -185,22 +185,30 @@ func (a *api) routes() []Route {
 		{"GET", forwardAuthPath, auth.RoleCheck, a.handler((*exchange).forwardAuth)},
 		{"GET", "/v1/policies", auth.RoleRead, a.handler((*exchange).policies)},
 		{"GET", "/v1/status", auth.RoleRead, a.handler((*exchange).status)},
-		{"GET", "/v1/overrides", auth.RoleOverrides, queried(a, listOf, a.Overrides.List, func(_ *weirv1.ListOverridesRequest, list *weirv1.ListOverridesResponse) any {
-			return overridesBodyOf(list)
-		})},
-		{"PUT", "/v1/overrides", auth.RoleOverrides, operation(a, overrideBody{}, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
-			return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: b.Policy, Key: b.Key, Prefix: b.Prefix, Settings: string(b.Settings)}}
-		}, a.Overrides.Set, inJSON(changeBodyOf))},
-		{"DELETE", "/v1/overrides", auth.RoleOverrides, queried(a, func(raw string) (*weirv1.DeleteOverrideRequest, *problem) {
-			query, p := queryOf(raw, "policy", "key", "prefix")
-			return &weirv1.DeleteOverrideRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"]}, p
-		}, a.Overrides.Delete, func(_ *weirv1.DeleteOverrideRequest, change *weirv1.OverrideChange) any { return changeBodyOf(change) })},
-		{"GET", "/v1/keys/top", auth.RoleKeys, queried(a, topKeysOf, a.TopKeys, func(ask *weirv1.TopKeysRequest, top *weirv1.TopKeysResponse) any {
-			return topKeysBodyOf(ask.Order, top)
-		})},
-		{"POST", "/v1/keys/describe", auth.RoleKeys, operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (*limit.KeyState, error) {
-			return a.Describe(ctx, &t)
-		}, inJSON(keyStateOf))},
+		{"GET", "/v1/overrides", auth.RoleOverrides, queried(a, listOf, a.Overrides.List,
+			func(_ *weirv1.ListOverridesRequest, list *weirv1.ListOverridesResponse) any {
+				return overridesBodyOf(list)
+			})},
+		{"PUT", "/v1/overrides", auth.RoleOverrides,
+			operation(a, overrideBody{}, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
+				return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: b.Policy, Key: b.Key,
+					Prefix:   b.Prefix,
+					Settings: string(b.Settings)}}
+			}, a.Overrides.Set, inJSON(changeBodyOf))},
+		{"DELETE", "/v1/overrides", auth.RoleOverrides,
+			queried(a, func(raw string) (*weirv1.DeleteOverrideRequest, *problem) {
+				query, p := queryOf(raw, "policy", "key", "prefix")
+				return &weirv1.DeleteOverrideRequest{Policy: query["policy"], Key: query["key"],
+					Prefix: query["prefix"]}, p
+			}, a.Overrides.Delete, func(_ *weirv1.DeleteOverrideRequest, change *weirv1.OverrideChange) any { return changeBodyOf(change) })},
+		{"GET", "/v1/keys/top", auth.RoleKeys,
+			queried(a, topKeysOf, a.TopKeys, func(ask *weirv1.TopKeysRequest, top *weirv1.TopKeysResponse) any {
+				return topKeysBodyOf(ask.Order, top)
+			})},
+		{"POST", "/v1/keys/describe", auth.RoleKeys, operation(a, targetBody{}, (*form).target,
+			func(ctx context.Context, t limit.Target) (*limit.KeyState, error) {
+				return a.Describe(ctx, &t)
+			}, inJSON(keyStateOf))},
 		{"GET", "/healthz", auth.RoleOpen, a.handler((*exchange).health)},
 		{"GET", "/readyz", auth.RoleOpen, a.handler((*exchange).ready)},
 		{"GET", "/healthcheck", auth.RoleOpen, a.handler((*exchange).ready)}, // as envoyproxy/ratelimit has it
@@ -245,7 +253,8 @@ func New(cfg Config) http.Handler {
 		if a.Host != nil && !a.Host(hostName(r.Host)) {
 			a.handler(func(x *exchange) {
 				x.problem(&problem{status: http.StatusMisdirectedRequest, message: "this node does not answer for " +
-					clip(strconv.Quote(hostName(r.Host))) + ": ask for it by an IP address, localhost or a name among its http-hosts"})
+					clip(strconv.Quote(hostName(r.Host))) +
+					": ask for it by an IP address, localhost or a name among its http-hosts"})
 			})(w, r)
 			return
 		}
@@ -339,12 +348,14 @@ func isClean(p string) bool {
 func (a *api) methodNotAllowed(allow string) http.HandlerFunc {
 	return a.handler(func(x *exchange) {
 		x.w.Header().Set("Allow", allow)
-		x.problem(&problem{status: http.StatusMethodNotAllowed, message: x.r.URL.Path + " takes " + allow + ", not " + clip(x.r.Method)})
+		x.problem(&problem{status: http.StatusMethodNotAllowed,
+			message: x.r.URL.Path + " takes " + allow + ", not " + clip(x.r.Method)})
 	})
 }
 
 func (x *exchange) notFound() {
-	x.problem(&problem{status: http.StatusNotFound, message: "there is nothing at " + clip(x.r.URL.Path) + "; /openapi.yaml lists what there is"})
+	x.problem(&problem{status: http.StatusNotFound,
+		message: "there is nothing at " + clip(x.r.URL.Path) + "; /openapi.yaml lists what there is"})
 }
 
 // indexPage is the index for browsers. Nothing in it comes from a request.
@@ -398,9 +409,10 @@ func NewServer(handler http.Handler, log *slog.Logger) *http.Server {
 		// request is being sent, which the client could not repeat.
 		ReadHeaderTimeout: 30 * time.Second,
 		ReadTimeout:       30 * time.Second, // for a full body over a slow link
-		WriteTimeout:      60 * time.Second, // from the end of the header: for reading the body, deciding, and a caller that reads slowly
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    32 << 10,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		// from the end of the header: for reading the body, deciding, and a caller that reads slowly
+		WriteTimeout:   60 * time.Second,
+		IdleTimeout:    2 * time.Minute,
+		MaxHeaderBytes: 32 << 10,
+		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 }

@@ -64,7 +64,8 @@ func foreignRoutes() []Foreign {
 	return []Foreign{
 		{"POST", "/json", auth.RoleCheck, answer("{}")},
 		{"POST", "/v1/GetRateLimits", auth.RoleCheck, answer(`{"responses":[]}`)},
-		{"GET", "/v1/HealthCheck", auth.RoleCheck, answer(`{"status":"healthy","message":"","peer_count":1,"advertise_address":""}`)},
+		{"GET", "/v1/HealthCheck", auth.RoleCheck,
+			answer(`{"status":"healthy","message":"","peer_count":1,"advertise_address":""}`)},
 		{"GET", "/v1/LiveCheck", auth.RoleOpen, answer("{}")},
 	}
 }
@@ -157,7 +158,8 @@ func (s *spec) check(t testing.TB, r *http.Request, resp *http.Response) {
 		// The document says what a 405 is like on every path; any of its methods will do to look that up.
 		item := s.doc.Paths.Find(r.URL.Path)
 		for method, op := range item.Operations() {
-			route, err = &routers.Route{Spec: s.doc, Path: r.URL.Path, PathItem: item, Method: method, Operation: op}, nil
+			route, err = &routers.Route{Spec: s.doc, Path: r.URL.Path, PathItem: item, Method: method, Operation: op},
+				nil
 		}
 	}
 	if err != nil {
@@ -218,7 +220,8 @@ func TestRequests(t *testing.T) {
 	leasedJSON := strings.Replace(strings.TrimSuffix(admittedJSON, "}"), "login", "jobs", 1) +
 		`,"request_id":"r-1","lease_id":"5f1d"}`
 	failedOpen := limit.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Degraded: true, FailedOpen: true}
-	failedClosed := limit.Decision{Policy: "login", Limit: 5, RetryAfter: time.Second, Degraded: true, FailedClosed: true}
+	failedClosed := limit.Decision{Policy: "login", Limit: 5, RetryAfter: time.Second, Degraded: true,
+		FailedClosed: true}
 	never := refused
 	never.RetryAfter = algo.Never
 	shadow := admitted
@@ -236,11 +239,13 @@ func TestRequests(t *testing.T) {
 			name: "admitted", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":1}`,
 			service: &scripted.Service{Results: []limit.Result{{Decision: admitted}}},
 			status:  200, want: admittedJSON,
-			calls:  oneCheck(limit.Check{Target: login, Cost: 1}),
-			header: map[string]string{"RateLimit": `"login";r=4;t=60`, "RateLimit-Policy": `"login";q=5;w=60`, "Retry-After": ""},
+			calls: oneCheck(limit.Check{Target: login, Cost: 1}),
+			header: map[string]string{"RateLimit": `"login";r=4;t=60`, "RateLimit-Policy": `"login";q=5;w=60`,
+				"Retry-After": ""},
 		},
 		{
-			name: "refused", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":3,"partial":true,"request_id":"r-1"}`,
+			name: "refused", path: "/v1/check",
+			body:    `{"policy":"login","key":"alice","cost":3,"partial":true,"request_id":"r-1"}`,
 			service: &scripted.Service{Results: []limit.Result{{Decision: refused}}},
 			status:  429, want: refusedJSON,
 			calls:  oneCheck(limit.Check{Target: login, Cost: 3, Partial: true, RequestID: "r-1"}),
@@ -254,7 +259,8 @@ func TestRequests(t *testing.T) {
 			header: map[string]string{"Retry-After": "", "RateLimit": `"login";r=0;t=58`},
 		},
 		{
-			name: "a peek is answered, not refused", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":0}`,
+			name: "a peek is answered, not refused", path: "/v1/check",
+			body:    `{"policy":"login","key":"alice","cost":0}`,
 			service: &scripted.Service{Results: []limit.Result{{Decision: refused}}},
 			status:  200, want: refusedJSON, calls: oneCheck(limit.Check{Target: login}),
 			header: map[string]string{"Retry-After": "", "RateLimit": `"login";r=0;t=37`},
@@ -271,7 +277,8 @@ func TestRequests(t *testing.T) {
 			status:  200,
 			want: `{"allowed":true,"granted":1,"limit":5,"remaining":0,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":0,` +
 				`"policy":"login","shadow":false,"degraded":true,"failed_open":true,"failed_closed":false}`,
-			calls: oneCheck(limit.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": "", "RateLimit": ""},
+			calls:  oneCheck(limit.Check{Target: login, Cost: 1}),
+			header: map[string]string{"Retry-After": "", "RateLimit": ""},
 		},
 		{
 			name: "failed closed", path: "/v1/check", body: `{"policy":"login","key":"alice"}`,
@@ -279,7 +286,8 @@ func TestRequests(t *testing.T) {
 			status:  503,
 			want: `{"allowed":false,"granted":0,"limit":5,"remaining":0,"retry_after_ms":1000,"reset_after_ms":0,"delay_ms":0,` +
 				`"policy":"login","shadow":false,"degraded":true,"failed_open":false,"failed_closed":true}`,
-			calls: oneCheck(limit.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": "1", "RateLimit": ""},
+			calls:  oneCheck(limit.Check{Target: login, Cost: 1}),
+			header: map[string]string{"Retry-After": "1", "RateLimit": ""},
 		},
 		{
 			name: "the error of a check", path: "/v1/check", body: `{"policy":"nope","key":"alice"}`,
@@ -296,7 +304,8 @@ func TestRequests(t *testing.T) {
 			service: &scripted.Service{Results: []limit.Result{{Decision: admitted}, {Decision: refused},
 				{Err: limit.NewError(limit.NotFound, "policy", "unknown")}}},
 			status: 200,
-			want: `{"allowed":false,"decisions":[` + admittedJSON + `,` + refusedJSON + `,{"error":{"type":"` + problemTypes +
+			want: `{"allowed":false,"decisions":[` + admittedJSON + `,` + refusedJSON + `,{"error":{"type":"` +
+				problemTypes +
 				`not-found","title":"There is no such thing","status":404,"detail":"checks[2].policy: unknown","field":"checks[2].policy"}}]}`,
 			calls: []scripted.Call{{Method: "Check", Checks: []limit.Check{{Target: login, Cost: 1}, {Target: login},
 				{Target: limit.Target{Policy: "nope", Key: "k"}, Cost: 1}}}},
@@ -306,28 +315,32 @@ func TestRequests(t *testing.T) {
 			name: "acquire", path: "/v1/acquire", body: `{"policy":"jobs","key":"k","ttl":"1d12h","request_id":"r-1"}`,
 			service: &scripted.Service{Decision: leased},
 			status:  200, want: leasedJSON,
-			calls: []scripted.Call{{Method: "Acquire", Acquire: limit.Acquire{Target: limit.Target{Policy: "jobs", Key: "k"},
-				Cost: 1, TTL: 36 * time.Hour, RequestID: "r-1"}}},
+			calls: []scripted.Call{{Method: "Acquire",
+				Acquire: limit.Acquire{Target: limit.Target{Policy: "jobs", Key: "k"},
+					Cost: 1, TTL: 36 * time.Hour, RequestID: "r-1"}}},
 			header: map[string]string{"RateLimit": `"jobs";r=4;t=60`},
 		},
 		{
 			name: "renew", path: "/v1/renew", body: `{"policy":"jobs","key":"k","lease_id":"5f1d","ttl":"30s"}`,
 			service: &scripted.Service{Lives: 30*time.Second - 1},
 			status:  200, want: `{"expires_in_ms":29999}`,
-			calls: []scripted.Call{{Method: "Renew", Target: limit.Target{Policy: "jobs", Key: "k"}, HeldID: "5f1d", TTL: 30 * time.Second}},
+			calls: []scripted.Call{{Method: "Renew", Target: limit.Target{Policy: "jobs", Key: "k"}, HeldID: "5f1d",
+				TTL: 30 * time.Second}},
 		},
 		{
 			name: "atomic, admitted", path: "/v1/checks",
 			body: `{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"bob"}],"atomic":true}`,
 			service: &scripted.Service{All: limit.AllDecision{Allowed: true, Delay: time.Second + 1,
 				Decisions: []limit.Decision{admitted, admitted}}},
-			status: 200, want: `{"allowed":true,"delay_ms":1001,"decisions":[` + admittedJSON + `,` + admittedJSON + `]}`,
+			status: 200, want: `{"allowed":true,"delay_ms":1001,"decisions":[` + admittedJSON + `,` + admittedJSON +
+				`]}`,
 			calls: []scripted.Call{{Method: "CheckAll", Checks: []limit.Check{{Target: login, Cost: 1},
 				{Target: limit.Target{Policy: "login", Key: "bob"}, Cost: 1}}}},
 			header: map[string]string{"RateLimit": ""},
 		},
 		{
-			name: "atomic, an error", path: "/v1/checks", body: `{"checks":[{"policy":"login","key":"alice","cost":0}],"atomic":true}`,
+			name: "atomic, an error", path: "/v1/checks",
+			body:    `{"checks":[{"policy":"login","key":"alice","cost":0}],"atomic":true}`,
 			service: &scripted.Service{Err: limit.NewError(limit.Invalid, "cost", "is 0")},
 			status:  400,
 			want: `{"type":"` + problemTypes + `invalid","title":"The request is not valid","status":400,` +
@@ -345,14 +358,16 @@ func TestRequests(t *testing.T) {
 			want: `{"results":[{"refunded":2,"excess":1,"over_limit":true},{"error":{"type":"https://github.com/weirlimit/weir/blob/main/gateway/http/PROBLEMS.md#not-found",` +
 				`"title":"There is no such thing","status":404,"detail":"commits[1].reservation_id: is not pending here","field":"commits[1].reservation_id"}}]}`,
 			calls: []scripted.Call{{Method: "CommitEach", Commits: []limit.Commit{
-				{Target: login, ReservationID: "5f1d", Amount: limit.Amount{Cost: 3}}, {Target: login, ReservationID: "77"},
+				{Target: login, ReservationID: "5f1d", Amount: limit.Amount{Cost: 3}},
+				{Target: login, ReservationID: "77"},
 			}}},
 		},
 		{
 			name: "charge", path: "/v1/charge", body: `{"policy":"login","key":"alice","cost":9,"request_id":"x"}`,
 			service: &scripted.Service{Decision: refused},
 			status:  200, want: refusedJSON, // it was charged all the same
-			calls: []scripted.Call{{Method: "Charge", Charge: limit.Charge{Target: login, Amount: limit.Amount{Cost: 9}, RequestID: "x"}}},
+			calls: []scripted.Call{{Method: "Charge",
+				Charge: limit.Charge{Target: login, Amount: limit.Amount{Cost: 9}, RequestID: "x"}}},
 		}} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := newAPI(t, tt.service, nil)
@@ -376,8 +391,10 @@ func TestRequests(t *testing.T) {
 
 // TestBadRequests: what is wrong with a request is said of a field, in a problem, and the service is not asked.
 func TestBadRequests(t *testing.T) {
-	words := strings.NewReplacer(`\xff`, "\xff", `\n`, "\n", "LONG", strings.Repeat("k", limit.MaxKey+1), "CLIPPED", strings.Repeat("k", 128),
-		"UMLAUTS", strings.Repeat("ä", limit.MaxKey/2+1), "HUGE", strings.Repeat("x", 8<<10), "CLASSES", classes(17), "MANY", strings.Repeat("{},", 1000))
+	words := strings.NewReplacer(`\xff`, "\xff", `\n`, "\n", "LONG", strings.Repeat("k", limit.MaxKey+1), "CLIPPED",
+		strings.Repeat("k", 128),
+		"UMLAUTS", strings.Repeat("ä", limit.MaxKey/2+1), "HUGE", strings.Repeat("x", 8<<10), "CLASSES", classes(17),
+		"MANY", strings.Repeat("{},", 1000))
 	testkit.Table(t, "testdata/bad_requests.txt", func(t *testing.T, asked, want string) {
 		path, body, _ := strings.Cut(words.Replace(asked), " ")
 		expected := strings.SplitN(words.Replace(want), " ", 3)
@@ -423,7 +440,8 @@ func TestMediaType(t *testing.T) {
 		{[]string{"Content-Type", "application/json; charset=latin1"}, "UTF-8"},
 		{[]string{"Content-Type", "application/json", "Content-Type", "text/plain"}, "exactly one"},
 		{[]string{"Content-Type", "application/json", "Content-Encoding", "gzip"}, "compressed"},
-		{[]string{"Content-Type", "application/json", "Content-Encoding", "identity", "Content-Encoding", "gzip"}, "compressed"},
+		{[]string{"Content-Type", "application/json", "Content-Encoding", "identity", "Content-Encoding", "gzip"},
+			"compressed"},
 		{[]string{"Content-Type", "application/json", "Content-Encoding", "", "Content-Encoding", "br"}, "compressed"},
 	} {
 		service := &scripted.Service{Results: []limit.Result{{Decision: admitted}}}
@@ -489,8 +507,10 @@ func TestServiceErrors(t *testing.T) {
 		{Err: &limit.Error{Kind: limit.Unavailable, Message: "nobody \xff there"}},
 		{Err: errors.New("secret")},
 	}}, nil)
-	got := bodyOf(t, d.post("/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"policy":"p","key":"k"},{"policy":"p","key":"k"}]}`))
-	for _, want := range []string{`"field":"checks[0].policy"`, `"detail":"nobody ` + "\uFFFD" + ` there"}`, `"status":500`} {
+	got := bodyOf(t, d.post("/v1/checks",
+		`{"checks":[{"policy":"p","key":"k"},{"policy":"p","key":"k"},{"policy":"p","key":"k"}]}`))
+	for _, want := range []string{`"field":"checks[0].policy"`, `"detail":"nobody ` + "\uFFFD" + ` there"}`,
+		`"status":500`} {
 		expect.True(t, strings.Contains(got, want), "no %s in %s", want, got)
 	}
 	expect.True(t, !strings.Contains(got, "secret"), "an unknown error's text got out: %s", got)

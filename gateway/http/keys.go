@@ -81,21 +81,25 @@ func topKeysBodyOf(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) *topKeysB
 		Node: top.GetNode(), Order: KeyOrders()[max(order, weirv1.KeyOrder_KEY_ORDER_BUSIEST)],
 		CountedMS:         top.GetCountedNs() / int64(time.Millisecond),
 		PoliciesCountedMS: top.GetPoliciesCountedNs() / int64(time.Millisecond),
-		Keys:              make([]keyUseBody, len(top.GetKeys())), Policies: make([]policyUseBody, len(top.GetPolicies())),
-		Members: listed(top.GetMembers()), Unreachable: listed(top.GetUnreachable()),
+		Keys:              make([]keyUseBody, len(top.GetKeys())),
+		Policies:          make([]policyUseBody, len(top.GetPolicies())),
+		Members:           listed(top.GetMembers()), Unreachable: listed(top.GetUnreachable()),
 	}
 	for i, k := range top.GetKeys() {
-		b := keyUseBody{Policy: k.GetPolicy(), Namespace: k.GetNamespace(), Key: k.GetKey(), Decisions: k.GetDecisions(), DecisionsError: k.GetDecisionsError(),
+		b := keyUseBody{Policy: k.GetPolicy(), Namespace: k.GetNamespace(), Key: k.GetKey(),
+			Decisions: k.GetDecisions(), DecisionsError: k.GetDecisionsError(),
 			Refused: k.GetRefused(), RefusedError: k.GetRefusedError()}
 		if k.GetLimit() > 0 {
 			used, full := k.GetUsed(), float64(k.GetUsed())/float64(k.GetLimit())
-			b.Algorithm, b.Limit, b.Used, b.Utilization = algo.Algorithm(k.GetAlgorithm()).String(), k.GetLimit(), &used, &full
+			b.Algorithm, b.Limit, b.Used, b.Utilization = algo.Algorithm(k.GetAlgorithm()).String(), k.GetLimit(),
+				&used, &full
 			b.WindowMS = quotaheader.RoundUp(time.Duration(k.GetWindowNs()), time.Millisecond)
 		}
 		body.Keys[i] = b
 	}
 	for i, p := range top.GetPolicies() {
-		body.Policies[i] = policyUseBody{p.GetPolicy(), p.GetAllowed(), p.GetRefused(), p.GetShadowed(), p.GetFailedOpen(), p.GetFailedClosed(), p.GetErrors(), p.GetBanned()}
+		body.Policies[i] = policyUseBody{p.GetPolicy(), p.GetAllowed(), p.GetRefused(), p.GetShadowed(),
+			p.GetFailedOpen(), p.GetFailedClosed(), p.GetErrors(), p.GetBanned()}
 	}
 	return body
 }
@@ -130,10 +134,12 @@ type returnBody struct {
 }
 
 func keyStateOf(state *limit.KeyState) any {
-	out := keyStateBody{Node: state.Node, Banned: quotaheader.RoundUp(state.Banned, time.Millisecond), OnLoan: state.OnLoan, Limits: make([]limitStateBody, len(state.Limits))}
+	out := keyStateBody{Node: state.Node, Banned: quotaheader.RoundUp(state.Banned, time.Millisecond),
+		OnLoan: state.OnLoan, Limits: make([]limitStateBody, len(state.Limits))}
 	for i := range state.Limits {
 		l := &state.Limits[i]
-		b := limitStateBody{Algorithm: l.Algorithm.String(), Limit: l.Limit, Remaining: l.Remaining, Returns: make([]returnBody, len(l.Returns)),
+		b := limitStateBody{Algorithm: l.Algorithm.String(), Limit: l.Limit, Remaining: l.Remaining,
+			Returns:  make([]returnBody, len(l.Returns)),
 			WindowMS: quotaheader.RoundUp(l.Window, time.Millisecond)}
 		for j, back := range l.Returns {
 			b.Returns[j] = returnBody{back.Units, quotaheader.RoundUp(back.After, time.Millisecond)}

@@ -42,7 +42,8 @@ func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
 			"token_bucket, leaky_bucket and concurrency")
 	}
 	if b.Limit == nil {
-		return l, invalid("limit", fmt.Sprintf("must be given: 1 to %d, or %d for unlimited", algo.MaxLimit, algo.Unlimited))
+		return l, invalid("limit",
+			fmt.Sprintf("must be given: 1 to %d, or %d for unlimited", algo.MaxLimit, algo.Unlimited))
 	}
 	l.Limit = *b.Limit
 	if p := a.window(&l, b); p != nil {
@@ -136,7 +137,8 @@ func (a *api) window(l *algo.Limit, b *limitBody) *problem {
 func limitBodyOf(l *algo.Limit) limitBody {
 	b := limitBody{
 		Algorithm: l.Algorithm.String(), Limit: &l.Limit, CountDenied: l.CountDenied, CarryDebt: l.CarryDebt,
-		Slots: unless0(&l.Slots), Capacity: unless0(&l.Capacity), Anchor: unless0(&l.Anchor), MaxDebt: unless0(&l.MaxDebt),
+		Slots: unless0(&l.Slots), Capacity: unless0(&l.Capacity), Anchor: unless0(&l.Anchor),
+		MaxDebt: unless0(&l.MaxDebt),
 	}
 	switch {
 	case l.Period != 0:

@@ -50,7 +50,8 @@ func queried[Q, A any](
 }
 
 // asked has a question answered, or answers with its problem.
-func asked[Q, A any](x *exchange, question Q, p *problem, ask func(context.Context, Q) (A, error), write func(*exchange, A)) {
+func asked[Q, A any](x *exchange, question Q, p *problem,
+	ask func(context.Context, Q) (A, error), write func(*exchange, A)) {
 	if p != nil {
 		x.problem(p)
 		return
@@ -166,7 +167,8 @@ func (f *form) ttl(text string) time.Duration {
 
 // check reads one check.
 func (f *form) check(b *checkBody) limit.Check {
-	return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 0), Partial: b.Partial, RequestID: f.requestID(b.RequestID)}
+	return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 0), Partial: b.Partial,
+		RequestID: f.requestID(b.RequestID)}
 }
 
 // checks reads the checks of a batch.
@@ -188,11 +190,13 @@ func (f *form) reserve(b *reserveBody) limit.Reserve {
 // leases returns the routes of leases.
 func (a *api) leases() []Route {
 	return []Route{
-		{"POST", "/v1/acquire", auth.RoleCheck, operation(a, acquireBody{Cost: 1}, func(f *form, b *acquireBody) limit.Acquire {
-			return limit.Acquire{
-				Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
-			}
-		}, a.Service.Acquire, (*exchange).decided)},
+		{"POST", "/v1/acquire", auth.RoleCheck,
+			operation(a, acquireBody{Cost: 1}, func(f *form, b *acquireBody) limit.Acquire {
+				return limit.Acquire{
+					Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: f.requestID(b.RequestID),
+					TTL: f.ttl(b.TTL),
+				}
+			}, a.Service.Acquire, (*exchange).decided)},
 		{"POST", "/v1/renew", auth.RoleCheck, operation(a, renewBody{}, func(f *form, b *renewBody) heldCall {
 			return heldCall{f.target(&b.targetBody), f.leaseID(b.LeaseID), f.ttl(b.TTL)}
 		}, func(ctx context.Context, q heldCall) (time.Duration, error) {
@@ -213,31 +217,36 @@ func (a *api) leases() []Route {
 // reservations returns the routes of reservations.
 func (a *api) reservations() []Route {
 	return []Route{
-		{"POST", "/v1/reserve", auth.RoleCheck, operation(a, reserveBody{}, (*form).reserve, a.Service.Reserve, (*exchange).decided)},
-		{"POST", "/v1/reserves", auth.RoleCheck, operation(a, reservesBody{}, func(f *form, b *reservesBody) []limit.Reserve {
-			return elementsOf(f, "reserves", b.Reserves, (*form).reserve)
-		}, a.Service.ReserveAll, (*exchange).all)},
-		{"POST", "/v1/extend", auth.RoleCheck, operation(a, extendBody{}, (*form).extend, a.Service.Extend, (*exchange).decided)},
-		{"POST", "/v1/extends", auth.RoleCheck, operation(a, extendsBody{}, func(f *form, b *extendsBody) []limit.Extend {
-			return elementsOf(f, "extends", b.Extends, (*form).extend)
-		}, a.Service.ExtendEach, func(x *exchange, results []limit.Result) {
-			x.each("extends", len(results), func(b []byte, i int) ([]byte, error) {
-				return appendDecision(b, &results[i].Decision), results[i].Err
-			})
-		})},
+		{"POST", "/v1/reserve", auth.RoleCheck,
+			operation(a, reserveBody{}, (*form).reserve, a.Service.Reserve, (*exchange).decided)},
+		{"POST", "/v1/reserves", auth.RoleCheck,
+			operation(a, reservesBody{}, func(f *form, b *reservesBody) []limit.Reserve {
+				return elementsOf(f, "reserves", b.Reserves, (*form).reserve)
+			}, a.Service.ReserveAll, (*exchange).all)},
+		{"POST", "/v1/extend", auth.RoleCheck,
+			operation(a, extendBody{}, (*form).extend, a.Service.Extend, (*exchange).decided)},
+		{"POST", "/v1/extends", auth.RoleCheck,
+			operation(a, extendsBody{}, func(f *form, b *extendsBody) []limit.Extend {
+				return elementsOf(f, "extends", b.Extends, (*form).extend)
+			}, a.Service.ExtendEach, func(x *exchange, results []limit.Result) {
+				x.each("extends", len(results), func(b []byte, i int) ([]byte, error) {
+					return appendDecision(b, &results[i].Decision), results[i].Err
+				})
+			})},
 		{"POST", "/v1/commit", auth.RoleCheck, operation(a, commitBody{}, (*form).commit, a.Service.Commit,
 			func(x *exchange, got limit.Settled) {
 				x.w.Header()["Content-Type"] = jsonType
 				x.out = appendSettled(x.out[:0], &got)
 				x.write(http.StatusOK, x.out)
 			})},
-		{"POST", "/v1/commits", auth.RoleCheck, operation(a, commitsBody{}, func(f *form, b *commitsBody) []limit.Commit {
-			return elementsOf(f, "commits", b.Commits, (*form).commit)
-		}, a.Service.CommitEach, func(x *exchange, results []limit.SettledResult) {
-			x.each("commits", len(results), func(b []byte, i int) ([]byte, error) {
-				return appendSettled(b, &results[i].Settled), results[i].Err
-			})
-		})},
+		{"POST", "/v1/commits", auth.RoleCheck,
+			operation(a, commitsBody{}, func(f *form, b *commitsBody) []limit.Commit {
+				return elementsOf(f, "commits", b.Commits, (*form).commit)
+			}, a.Service.CommitEach, func(x *exchange, results []limit.SettledResult) {
+				x.each("commits", len(results), func(b []byte, i int) ([]byte, error) {
+					return appendSettled(b, &results[i].Settled), results[i].Err
+				})
+			})},
 		{"POST", "/v1/cancel", auth.RoleCheck, operation(a, cancelBody{}, func(f *form, b *cancelBody) heldCall {
 			return heldCall{Target: f.target(&b.targetBody), id: f.reservationID(b.ReservationID)}
 		}, func(ctx context.Context, q heldCall) (int64, error) {
@@ -250,18 +259,21 @@ func (a *api) reservations() []Route {
 func (a *api) adjustments() []Route {
 	return []Route{
 		{"POST", "/v1/charge", auth.RoleCharge, operation(a, chargeBody{}, func(f *form, b *chargeBody) limit.Charge {
-			return limit.Charge{Target: f.target(&b.targetBody), Amount: f.amount(&b.amountBody, 1, 1), RequestID: f.requestID(b.RequestID)}
+			return limit.Charge{Target: f.target(&b.targetBody), Amount: f.amount(&b.amountBody, 1, 1),
+				RequestID: f.requestID(b.RequestID)}
 		}, a.Service.Charge, func(x *exchange, d limit.Decision) {
 			x.decision(&d, true) // charged in any case, so that no status says refused
 		})},
-		{"POST", "/v1/refund", auth.RoleRefund, operation(a, refundBody{Cost: 1}, func(f *form, b *refundBody) limit.Check {
-			return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: b.RequestID}
-		}, func(ctx context.Context, q limit.Check) (int64, error) {
-			return a.Service.Refund(ctx, q.Target, q.Cost, q.RequestID)
-		}, inJSON(refunded))},
-		{"POST", "/v1/reset", auth.RoleRefund, operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (bool, error) {
-			return true, a.Service.Reset(ctx, t)
-		}, inJSON(func(reset bool) any { return map[string]bool{"reset": reset} }))},
+		{"POST", "/v1/refund", auth.RoleRefund,
+			operation(a, refundBody{Cost: 1}, func(f *form, b *refundBody) limit.Check {
+				return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: b.RequestID}
+			}, func(ctx context.Context, q limit.Check) (int64, error) {
+				return a.Service.Refund(ctx, q.Target, q.Cost, q.RequestID)
+			}, inJSON(refunded))},
+		{"POST", "/v1/reset", auth.RoleRefund,
+			operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (bool, error) {
+				return true, a.Service.Reset(ctx, t)
+			}, inJSON(func(reset bool) any { return map[string]bool{"reset": reset} }))},
 	}
 }
 

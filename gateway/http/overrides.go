@@ -58,7 +58,8 @@ type overrideChangeBody struct {
 // listOf reads the query of GET /v1/overrides.
 func listOf(raw string) (*weirv1.ListOverridesRequest, *problem) {
 	query, p := queryOf(raw, "policy", "key", "prefix", "page_size", "page_token")
-	req := &weirv1.ListOverridesRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"], PageToken: query["page_token"]}
+	req := &weirv1.ListOverridesRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"],
+		PageToken: query["page_token"]}
 	if p != nil {
 		return nil, p
 	}
@@ -80,7 +81,8 @@ func queryOf(raw string, names ...string) (map[string]string, *problem) {
 		values := query[name]
 		switch {
 		case !slices.Contains(names, name):
-			return nil, invalid(clip(strings.ToValidUTF8(name, "\uFFFD")), "there is no such parameter; there are "+strings.Join(names, ", "))
+			return nil, invalid(clip(strings.ToValidUTF8(name, "\uFFFD")),
+				"there is no such parameter; there are "+strings.Join(names, ", "))
 		case len(values) > 1:
 			return nil, invalid(name, "is given twice")
 		case values[0] == "":

@@ -74,7 +74,8 @@ func TestQuotaOfBuckets(t *testing.T) {
 		{`{"policy":"odd","key":"k"}`, `"odd";q=7;w=24`},
 		{`{"policy":"plain","key":"k"}`, `"plain";q=5;w=10`},
 		{`{"limit":{"algorithm":"token_bucket","limit":5,"window":"10s","capacity":8},"key":"k"}`, `"inline";q=8;w=16`},
-		{`{"limit":{"algorithm":"token_bucket","limit":1000,"window":"1s","capacity":1},"key":"k"}`, `"inline";q=1;w=1`},
+		{`{"limit":{"algorithm":"token_bucket","limit":1000,"window":"1s","capacity":1},"key":"k"}`,
+			`"inline";q=1;w=1`},
 	} {
 		got := d.post("/v1/check", tt.body).Header[quotaField]
 		expect.True(t, slices.Equal(got, []string{tt.want}), "%s: %q, want %q", tt.body, got, tt.want)
@@ -111,10 +112,12 @@ func TestExamples(t *testing.T) {
 		{of("FailedClosed"), "failed", 503, cut.post("/v1/check", `{"policy":"payout","key":"k"}`)},
 		{of("Invalid"), "key", 400, working.post("/v1/check", `{"policy":"login"}`)},
 		{of("NotFound"), "policy", 404, working.post("/v1/check", `{"policy":"logn","key":"k"}`)},
-		{of("TooLarge"), "key", 413, working.post("/v1/check", `{"policy":"login","key":"`+strings.Repeat("k", 2000)+`"}`)},
+		{of("TooLarge"), "key", 413,
+			working.post("/v1/check", `{"policy":"login","key":"`+strings.Repeat("k", 2000)+`"}`)},
 		{of("UnsupportedMediaType"), "curl", 415, form(working)},
 		{of("Unavailable"), "owner", 503, cut.post("/v1/reset", `{"policy":"login","key":"k"}`)},
-		{checks, "two", 200, working.post("/v1/checks", `{"checks":[{"policy":"login","key":"alice"},{"policy":"upload","key":"alice","cost":20}]}`)},
+		{checks, "two", 200, working.post("/v1/checks",
+			`{"checks":[{"policy":"login","key":"alice"},{"policy":"upload","key":"alice","cost":20}]}`)},
 	} {
 		want := exampleOf(t, tt.documented, tt.example)
 		var got any
@@ -124,7 +127,8 @@ func TestExamples(t *testing.T) {
 	}
 
 	// The node describes itself elsewhere; what never varies there is held to its source here.
-	status := exampleOf(t, working.spec.doc.Paths.Find("/v1/status").Get.Responses.Status(200).Value, "one").(map[string]any)
+	status := exampleOf(t, working.spec.doc.Paths.Find("/v1/status").Get.Responses.Status(200).Value,
+		"one").(map[string]any)
 	member := status["members"].([]any)[0].(map[string]any)
 	expect.True(t, status["partitions"] == float64(ring.Partitions) &&
 		member["partitions"] == float64(ring.Partitions) && len(status["ring"].(string)) == 16 &&

@@ -47,7 +47,8 @@ func (x *exchange) logProblem(p *problem) {
 	if !x.Logger.Enabled(x.r.Context(), level) {
 		return
 	}
-	attrs := []slog.Attr{slog.String("request_id", id), slog.Int("status", p.status), slog.String("endpoint", x.r.Pattern)}
+	attrs := []slog.Attr{slog.String("request_id", id), slog.Int("status", p.status),
+		slog.String("endpoint", x.r.Pattern)}
 	if p.field != "" {
 		attrs = append(attrs, slog.String("field", p.field))
 	}

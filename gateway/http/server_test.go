@@ -51,7 +51,8 @@ func TestOnTheWire(t *testing.T) {
 	for _, want := range []string{
 		"HTTP/1.1 429 Too Many Requests\r\n", "\r\nContent-Type: application/json\r\n", "\r\nRetry-After: 37\r\n",
 		"\r\nRateLimit-Policy: \"login\";q=5;w=60\r\n", "\r\nRateLimit: \"login\";r=0;t=37\r\n",
-		"\r\nX-RateLimit-Limit: 5\r\n", "\r\nX-RateLimit-Remaining: 0\r\n", "\r\nX-RateLimit-Reset: 37\r\n", "\r\n\r\n" + refusedJSON,
+		"\r\nX-RateLimit-Limit: 5\r\n", "\r\nX-RateLimit-Remaining: 0\r\n", "\r\nX-RateLimit-Reset: 37\r\n",
+		"\r\n\r\n" + refusedJSON,
 	} {
 		expect.True(t, strings.Contains(string(got), want), "no %q in\n%s", want, got)
 	}
@@ -139,7 +140,8 @@ type echo struct{ limit.Service }
 func (echo) Check(_ context.Context, checks []limit.Check) ([]limit.Result, error) {
 	results := make([]limit.Result, len(checks))
 	for i, c := range checks {
-		results[i].Decision = limit.Decision{Policy: c.Key, Allowed: true, Granted: c.Cost, Limit: c.Cost, RequestID: c.RequestID}
+		results[i].Decision = limit.Decision{Policy: c.Key, Allowed: true, Granted: c.Cost, Limit: c.Cost,
+			RequestID: c.RequestID}
 	}
 	return results, nil
 }
@@ -153,7 +155,8 @@ func TestManyAtOnce(t *testing.T) {
 		wg.Go(func() {
 			for n := range 200 {
 				key, cost := fmt.Sprintf("key-%d-%d", worker, n), int64(worker*1000+n+1)
-				path, body := "/v1/check", fmt.Sprintf(`{"policy":"p","key":%q,"cost":%d,"request_id":%q}`, key, cost, key)
+				path, body := "/v1/check",
+					fmt.Sprintf(`{"policy":"p","key":%q,"cost":%d,"request_id":%q}`, key, cost, key)
 				if n%3 == 0 {
 					path, body = "/v1/checks", `{"checks":[`+body+`]}`
 				}
@@ -161,7 +164,8 @@ func TestManyAtOnce(t *testing.T) {
 				r.Header.Set("Content-Type", "application/json")
 				w := httptest.NewRecorder()
 				d.handler.ServeHTTP(w, r)
-				want := string(appendDecision(nil, &limit.Decision{Policy: key, Allowed: true, Granted: cost, Limit: cost, RequestID: key}))
+				want := string(appendDecision(nil,
+					&limit.Decision{Policy: key, Allowed: true, Granted: cost, Limit: cost, RequestID: key}))
 				quota := []string{fmt.Sprintf("%q;q=%d", key, cost)}
 				if n%3 == 0 {
 					want, quota = `{"allowed":true,"decisions":[`+want+`]}`, nil
@@ -297,7 +301,8 @@ func (l lookingWriter) Write(p []byte) (int, error) {
 // no more when it is over; a light one's is not.
 func TestAdmission(t *testing.T) {
 	const most = 10 << 20
-	batch := `{"checks":[` + strings.Repeat(`{"policy":"p","key":"k"},`, limit.MaxBatch-1) + `{"policy":"p","key":"k"}]}`
+	batch := `{"checks":[` + strings.Repeat(`{"policy":"p","key":"k"},`, limit.MaxBatch-1) +
+		`{"policy":"p","key":"k"}]}`
 	for _, test := range []struct {
 		what, path, body string
 		status           int
@@ -321,11 +326,12 @@ func TestAdmission(t *testing.T) {
 			return err != nil
 		}
 		asked, written, most := false, false, int64(0)
-		service := looking{&scripted.Service{Results: []limit.Result{{Decision: limit.Decision{Allowed: true}}}}, func() {
-			asked = true
-			expect.True(t, taken(test.counted) == test.counted && (buffers.bytes == 0 || !test.counted),
-				"%s: while it is carried out: %d held", test.what, buffers.bytes)
-		}}
+		service := looking{&scripted.Service{Results: []limit.Result{{Decision: limit.Decision{Allowed: true}}}},
+			func() {
+				asked = true
+				expect.True(t, taken(test.counted) == test.counted && (buffers.bytes == 0 || !test.counted),
+					"%s: while it is carried out: %d held", test.what, buffers.bytes)
+			}}
 		d := newAPI(t, service.Service, func(c *Config) {
 			c.Service, c.Requests, c.Buffers, c.MaxBody = service, gate, buffers, 150_000
 		})
@@ -364,23 +370,25 @@ func TestForeignBodiesShareMemory(t *testing.T) {
 		gate := admission.NewGate(2 * int64(len(large)) * (perByte + perForeignByte))
 		api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
 			cfg.Requests = gate
-			cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck, func(_ context.Context, body []byte, err error) (int, string, []byte) {
-				expect.NoError(t, err)
-				got.Add(int64(len(body)))
-				if n := running.Add(1); len(body) == len(large) && n > most.Load() {
-					most.Store(n)
-				}
-				if len(body) > 100 {
-					<-goOn
-				}
-				running.Add(-1)
-				return http.StatusOK, "text/plain", []byte("x")
-			}}}
+			cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck,
+				func(_ context.Context, body []byte, err error) (int, string, []byte) {
+					expect.NoError(t, err)
+					got.Add(int64(len(body)))
+					if n := running.Add(1); len(body) == len(large) && n > most.Load() {
+						most.Store(n)
+					}
+					if len(body) > 100 {
+						<-goOn
+					}
+					running.Add(-1)
+					return http.StatusOK, "text/plain", []byte("x")
+				}}}
 		})
 		done := make(chan struct{}, 20)
 		ask := func(body string) {
 			go func() {
-				api.handler.ServeHTTP(unreadAnswer{httptest.NewRecorder(), read}, httptest.NewRequest("POST", "/json", strings.NewReader(body)))
+				api.handler.ServeHTTP(unreadAnswer{httptest.NewRecorder(), read},
+					httptest.NewRequest("POST", "/json", strings.NewReader(body)))
 				done <- struct{}{}
 			}()
 		}
@@ -423,11 +431,12 @@ func (u unreadAnswer) Write(p []byte) (int, error) {
 // is.
 func TestForeignBodyTooLong(t *testing.T) {
 	api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
-		cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck, func(_ context.Context, _ []byte, err error) (int, string, []byte) {
-			_, tooLong := errors.AsType[*http.MaxBytesError](err)
-			expect.True(t, tooLong, "%v", err)
-			return http.StatusTeapot, "text/plain", nil
-		}}}
+		cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck,
+			func(_ context.Context, _ []byte, err error) (int, string, []byte) {
+				_, tooLong := errors.AsType[*http.MaxBytesError](err)
+				expect.True(t, tooLong, "%v", err)
+				return http.StatusTeapot, "text/plain", nil
+			}}}
 	})
 	said := httptest.NewRequest("POST", "/json", iotest.ErrReader(errors.New("it was read")))
 	said.ContentLength = 1 << 40
@@ -444,12 +453,14 @@ func TestForeignBodyTooLong(t *testing.T) {
 func TestForeignBodyCompressed(t *testing.T) {
 	asked := 0
 	api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
-		cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck, func(context.Context, []byte, error) (int, string, []byte) {
-			asked++
-			return http.StatusBadRequest, "text/plain; charset=utf-8", []byte("asked")
-		}}}
+		cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck,
+			func(context.Context, []byte, error) (int, string, []byte) {
+				asked++
+				return http.StatusBadRequest, "text/plain; charset=utf-8", []byte("asked")
+			}}}
 	})
-	wantProblem(t, api.do("POST", "/json", "{}", "Content-Encoding", "identity", "Content-Encoding", "gzip"), 415, "", "compressed")
+	wantProblem(t, api.do("POST", "/json", "{}", "Content-Encoding", "identity", "Content-Encoding", "gzip"), 415, "",
+		"compressed")
 	expect.Equal(t, asked, 0)
 	expect.Equal(t, api.do("POST", "/json", "{}", "Content-Encoding", "Identity").StatusCode, 400)
 	expect.Equal(t, asked, 1)
@@ -461,13 +472,16 @@ func TestForeignBodyCompressed(t *testing.T) {
 func TestPagesOfOtherSites(t *testing.T) {
 	asked := 0
 	api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
-		cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck, func(context.Context, []byte, error) (int, string, []byte) {
-			asked++
-			return http.StatusOK, "text/plain", nil
-		}}}
+		cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck,
+			func(context.Context, []byte, error) (int, string, []byte) {
+				asked++
+				return http.StatusOK, "text/plain", nil
+			}}}
 	})
-	for _, header := range [][2]string{{"Origin", "http://evil.test"}, {"Origin", "null"}, {"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Mode", "no-cors"}, {"Accept", "*/*"}} {
-		for _, kind := range []string{"", "text/plain", "text/plain;application/json", "application/x-www-form-urlencoded", "application/json", "application/json; charset=utf-8"} {
+	for _, header := range [][2]string{{"Origin", "http://evil.test"}, {"Origin", "null"},
+		{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Mode", "no-cors"}, {"Accept", "*/*"}} {
+		for _, kind := range []string{"", "text/plain", "text/plain;application/json",
+			"application/x-www-form-urlencoded", "application/json", "application/json; charset=utf-8"} {
 			r := httptest.NewRequest("POST", "/json", strings.NewReader("{}"))
 			r.Header.Set(header[0], header[1])
 			if kind != "" {

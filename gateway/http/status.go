@@ -110,7 +110,8 @@ func memberOf(m *weirv1.Member) memberBody {
 		Gossip: m.GetGossip(), Peer: m.GetPeer(), Partitions: m.GetPartitions(), Reachable: m.GetReachable()}
 	if b.Reachable {
 		b.reachedBody = &reachedBody{Version: m.GetVersion(), PoliciesHash: m.GetPoliciesHash(),
-			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(), Loans: cmp.Or(m.GetLoans(), &weirv1.Loans{}), Ownership: m.GetOwnership(),
+			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(),
+			Loans: cmp.Or(m.GetLoans(), &weirv1.Loans{}), Ownership: m.GetOwnership(),
 			UptimeMS: quotaheader.RoundUp(time.Duration(m.GetUptimeNs()), time.Millisecond)}
 	}
 	return b

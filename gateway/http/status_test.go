@@ -26,7 +26,8 @@ import (
 
 func TestRoutesAreTheDocumentedOnes(t *testing.T) {
 	s := loadSpec(t)
-	a := &api{Config: Config{Service: new(scripted.Service), Overrides: new(fakeOverrides), Metrics: http.NotFoundHandler(), Foreign: foreignRoutes()}}
+	a := &api{Config: Config{Service: new(scripted.Service), Overrides: new(fakeOverrides),
+		Metrics: http.NotFoundHandler(), Foreign: foreignRoutes()}}
 	var routes, documented []string
 	for _, rt := range a.routes() {
 		routes = append(routes, rt.Method+" "+rt.Path)
@@ -60,9 +61,13 @@ func TestGets(t *testing.T) {
 	status := &weirv1.StatusResponse{
 		Node: "weir-0", Version: "v0.1.0", Ready: true, Partitions: 1024, Ring: "6f2a",
 		Members: []*weirv1.Member{
-			{Name: "weir-0", Boot: "3d1f", State: "active", Http: "h:1", Grpc: "h:2", Gossip: "h:3", Peer: "h:4", Partitions: 1000,
-				Reachable: true, Version: "v0.1.0", PoliciesHash: "9a1c", Policies: 2, Keys: 9, KeysCopied: 4, StateBytes: 8192, UptimeNs: 1, Loans: &weirv1.Loans{OnLoan: 5, Borrowers: 2, Recalls: 4, Unanswered: 1, Expired: 3},
-				Ownership: &weirv1.Ownership{Held: 1, Moving: 2, Awaited: 3, Copies: 4, Degraded: 5, Pending: 6, Granted: 7, HighestTerm: "1.2/00ff", Voter: "voting", Settled: true}},
+			{Name: "weir-0", Boot: "3d1f", State: "active", Http: "h:1", Grpc: "h:2", Gossip: "h:3", Peer: "h:4",
+				Partitions: 1000,
+				Reachable:  true, Version: "v0.1.0", PoliciesHash: "9a1c", Policies: 2, Keys: 9, KeysCopied: 4,
+				StateBytes: 8192, UptimeNs: 1,
+				Loans: &weirv1.Loans{OnLoan: 5, Borrowers: 2, Recalls: 4, Unanswered: 1, Expired: 3},
+				Ownership: &weirv1.Ownership{Held: 1, Moving: 2, Awaited: 3, Copies: 4, Degraded: 5, Pending: 6,
+					Granted: 7, HighestTerm: "1.2/00ff", Voter: "voting", Settled: true}},
 			{Name: "weir-1", State: "active", Partitions: 24, Version: "unknown"},
 		},
 	}
@@ -76,21 +81,23 @@ func TestGets(t *testing.T) {
 		{"/healthcheck", "application/json", `{"ready":true}`},
 		{"/metrics", "text/plain; version=0.0.4; charset=utf-8", "weir_requests_total 0\n"},
 		{"/openapi.yaml", "application/yaml", openAPI},
-		{"/v1/policies", "application/json", `{"hash":"9a1c","reload_error":"policies.yaml:3:5: policies[0].limit: must not be zero","policies":[` +
-			`{"name":"free","limits":[],"overrides":0,"shadow":false,"on_error":"open"},` +
-			`{"name":"login","limits":[` +
-			`{"algorithm":"sliding_log","limit":5,"window":"1m","count_denied":true},` +
-			`{"algorithm":"sliding_window","limit":5,"window":"1h30m","slots":6},` +
-			`{"algorithm":"token_bucket","limit":5,"window":"24h","capacity":9},` +
-			`{"algorithm":"fixed_window","limit":5,"window":"month","align":"calendar","time_zone":"UTC"},` +
-			`{"algorithm":"fixed_window","limit":5,"window":"day","align":"calendar","time_zone":"Europe/Berlin"},` +
-			`{"algorithm":"concurrency","limit":5,"ttl":"1.5s"}` +
-			`],"overrides":2,"shadow":true,"on_error":"closed"}]}`},
-		{"/v1/status", "application/json", `{"node":"weir-0","version":"v0.1.0","ready":true,"partitions":1024,"ring":"6f2a","members":[` +
-			`{"name":"weir-0","boot":"3d1f","state":"active","http":"h:1","grpc":"h:2","gossip":"h:3","peer":"h:4","partitions":1000,` +
-			`"reachable":true,"version":"v0.1.0","policies_hash":"9a1c","policies":2,"keys":9,"keys_copied":4,"state_bytes":8192,"uptime_ms":1,"loans":{"on_loan":5,"borrowers":2,"recalls":4,"unanswered":1,"expired":3},` +
-			`"ownership":{"held":1,"moving":2,"awaited":3,"copies":4,"degraded":5,"pending":6,"granted":7,"highest_term":"1.2/00ff","voter":"voting","settled":true}},` +
-			`{"name":"weir-1","boot":"","state":"active","http":"","grpc":"","gossip":"","peer":"","partitions":24,"reachable":false}]}`},
+		{"/v1/policies", "application/json",
+			`{"hash":"9a1c","reload_error":"policies.yaml:3:5: policies[0].limit: must not be zero","policies":[` +
+				`{"name":"free","limits":[],"overrides":0,"shadow":false,"on_error":"open"},` +
+				`{"name":"login","limits":[` +
+				`{"algorithm":"sliding_log","limit":5,"window":"1m","count_denied":true},` +
+				`{"algorithm":"sliding_window","limit":5,"window":"1h30m","slots":6},` +
+				`{"algorithm":"token_bucket","limit":5,"window":"24h","capacity":9},` +
+				`{"algorithm":"fixed_window","limit":5,"window":"month","align":"calendar","time_zone":"UTC"},` +
+				`{"algorithm":"fixed_window","limit":5,"window":"day","align":"calendar","time_zone":"Europe/Berlin"},` +
+				`{"algorithm":"concurrency","limit":5,"ttl":"1.5s"}` +
+				`],"overrides":2,"shadow":true,"on_error":"closed"}]}`},
+		{"/v1/status", "application/json",
+			`{"node":"weir-0","version":"v0.1.0","ready":true,"partitions":1024,"ring":"6f2a","members":[` +
+				`{"name":"weir-0","boot":"3d1f","state":"active","http":"h:1","grpc":"h:2","gossip":"h:3","peer":"h:4","partitions":1000,` +
+				`"reachable":true,"version":"v0.1.0","policies_hash":"9a1c","policies":2,"keys":9,"keys_copied":4,"state_bytes":8192,"uptime_ms":1,"loans":{"on_loan":5,"borrowers":2,"recalls":4,"unanswered":1,"expired":3},` +
+				`"ownership":{"held":1,"moving":2,"awaited":3,"copies":4,"degraded":5,"pending":6,"granted":7,"highest_term":"1.2/00ff","voter":"voting","settled":true}},` +
+				`{"name":"weir-1","boot":"","state":"active","http":"","grpc":"","gossip":"","peer":"","partitions":24,"reachable":false}]}`},
 	} {
 		resp := d.do("GET", tt.path, "")
 		if got := resp.Header.Get("Content-Type"); resp.StatusCode != 200 || got != tt.contentType {
@@ -118,7 +125,8 @@ func TestReadiness(t *testing.T) {
 		{false, "joining", 503, `{"ready":false,"detail":"joining"}`},
 		{false, "", 503, `{"ready":false}`},
 	} {
-		d := newAPI(t, new(scripted.Service), func(c *Config) { c.Ready = func() (bool, string) { return tt.ready, tt.detail } })
+		d := newAPI(t, new(scripted.Service),
+			func(c *Config) { c.Ready = func() (bool, string) { return tt.ready, tt.detail } })
 		resp := d.do("GET", "/readyz", "")
 		if got := bodyOf(t, resp); resp.StatusCode != tt.status || got != tt.body {
 			t.Errorf("%d %s, want %d %s", resp.StatusCode, got, tt.status, tt.body)
@@ -197,13 +205,15 @@ func wantFields(t *testing.T, m protoreflect.ProtoMessage, got map[string]any) {
 
 func TestNoSuchPlace(t *testing.T) {
 	d := newAPI(t, new(scripted.Service), nil)
-	for _, path := range []string{"/nope", "/v1", "/v1/", "/v1/check/", "/v1/nothing", "/console", "/" + strings.Repeat("x", 1000)} {
+	for _, path := range []string{"/nope", "/v1", "/v1/", "/v1/check/", "/v1/nothing", "/console",
+		"/" + strings.Repeat("x", 1000)} {
 		for _, method := range []string{"GET", "POST", "DELETE"} {
 			wantProblem(t, d.do(method, path, ""), 404, "", "/openapi.yaml")
 		}
 	}
 	// What the mux would redirect from.
-	for _, path := range []string{"//v1/check", "/v1//check", "/v1/./check", "/v1/x/../check", "/v1/check/.", "//", "/./", "/..", "/%2e%2e", "/a%2F%2Fb/../v1/check", "//healthz"} {
+	for _, path := range []string{"//v1/check", "/v1//check", "/v1/./check", "/v1/x/../check", "/v1/check/.", "//",
+		"/./", "/..", "/%2e%2e", "/a%2F%2Fb/../v1/check", "//healthz"} {
 		for _, method := range []string{"GET", "POST", "CONNECT"} {
 			wantProblem(t, d.do(method, path, ""), 404, "", "/openapi.yaml")
 		}
@@ -270,13 +280,16 @@ func TestTopKeys(t *testing.T) {
 				return nil, limit.NewError(limit.Invalid, "limit", "is above 256")
 			}
 			return &weirv1.TopKeysResponse{
-				Node: "n0", Members: []string{"n0"}, CountedNs: int64(1999 * time.Microsecond), PoliciesCountedNs: int64(time.Second),
+				Node: "n0", Members: []string{"n0"}, CountedNs: int64(1999 * time.Microsecond),
+				PoliciesCountedNs: int64(time.Second),
 				Keys: []*weirv1.KeyUse{
-					{Policy: "login", Key: "<img onerror=x>", Decisions: 5, DecisionsError: 1, Refused: 2, Algorithm: weirv1.Algorithm_ALGORITHM_SLIDING_LOG,
-						WindowNs: int64(time.Minute), Limit: 4, Used: 0},
+					{Policy: "login", Key: "<img onerror=x>", Decisions: 5, DecisionsError: 1, Refused: 2,
+						Algorithm: weirv1.Algorithm_ALGORITHM_SLIDING_LOG,
+						WindowNs:  int64(time.Minute), Limit: 4, Used: 0},
 					{Namespace: "api", Key: "k", Decisions: 1, RefusedError: 3},
 				},
-				Policies: []*weirv1.PolicyUse{{Policy: "login", Allowed: 1, Refused: 2, Shadowed: 3, FailedOpen: 4, FailedClosed: 5, Errors: 6}},
+				Policies: []*weirv1.PolicyUse{{Policy: "login", Allowed: 1, Refused: 2, Shadowed: 3, FailedOpen: 4,
+					FailedClosed: 5, Errors: 6}},
 			}, nil
 		}
 	})
@@ -320,7 +333,8 @@ func TestDescribe(t *testing.T) {
 				return nil, limit.NewError(limit.NotFound, "policy", "there is no policy named gone")
 			}
 			return &limit.KeyState{Node: "n1", OnLoan: 7, Limits: []limit.LimitState{
-				{Algorithm: algo.SlidingLog, Limit: 5, Remaining: 3, Window: time.Minute, Returns: []algo.Return{{Units: 2, After: 1}}},
+				{Algorithm: algo.SlidingLog, Limit: 5, Remaining: 3, Window: time.Minute,
+					Returns: []algo.Return{{Units: 2, After: 1}}},
 				{Algorithm: algo.Concurrency, Limit: 5, Remaining: 5, Window: time.Minute},
 			}}, nil
 		}
@@ -348,10 +362,12 @@ type fakeOverrides struct {
 }
 
 var fakeOverride = &weirv1.Override{
-	Policy: "login", Key: "a\nb", Settings: `{"limit":500}`, Version: "12@n0", ChangedBy: "ops", ChangedAtUnixMs: 1_000, Inactive: "policy: there is none",
+	Policy: "login", Key: "a\nb", Settings: `{"limit":500}`, Version: "12@n0", ChangedBy: "ops", ChangedAtUnixMs: 1_000,
+	Inactive: "policy: there is none",
 }
 
-func (f *fakeOverrides) List(_ context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error) {
+func (f *fakeOverrides) List(_ context.Context,
+	req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error) {
 	f.asked = req
 	return &weirv1.ListOverridesResponse{Overrides: []*weirv1.Override{fakeOverride}, NextPageToken: "t"}, f.err
 }
@@ -359,13 +375,15 @@ func (f *fakeOverrides) List(_ context.Context, req *weirv1.ListOverridesRequest
 func (f *fakeOverrides) Set(_ context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
 	f.asked = req
 	return &weirv1.OverrideChange{
-		Override: fakeOverride, Members: []*weirv1.OverrideMember{{Name: "n0", Has: true, Durable: true}, {Name: "n1", Error: "away"}},
+		Override: fakeOverride, Members: []*weirv1.OverrideMember{{Name: "n0", Has: true, Durable: true},
+			{Name: "n1", Error: "away"}},
 	}, f.err
 }
 
 func (f *fakeOverrides) Delete(_ context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
 	f.asked = req
-	return &weirv1.OverrideChange{Override: &weirv1.Override{Policy: "login", Prefix: "a", Version: "13@n0"}, Before: fakeOverride}, f.err
+	return &weirv1.OverrideChange{Override: &weirv1.Override{Policy: "login", Prefix: "a", Version: "13@n0"},
+		Before: fakeOverride}, f.err
 }
 
 func TestOverrides(t *testing.T) {
@@ -379,11 +397,15 @@ func TestOverrides(t *testing.T) {
 		answer             string
 	}{
 		{"PUT", "", `{"policy":"login","key":"a","settings":{"limit": 500}}`, 200,
-			&weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Key: "a", Settings: `{"limit": 500}`}},
-			`{"override":` + stored + `,"members":[{"name":"n0","has":true,"durable":true},{"name":"n1","has":false,"durable":false,"error":"away"}]}`},
-		{"DELETE", "?policy=login&prefix=a%0Ab", "", 200, &weirv1.DeleteOverrideRequest{Policy: "login", Prefix: "a\nb"},
+			&weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Key: "a",
+				Settings: `{"limit": 500}`}},
+			`{"override":` + stored +
+				`,"members":[{"name":"n0","has":true,"durable":true},{"name":"n1","has":false,"durable":false,"error":"away"}]}`},
+		{"DELETE", "?policy=login&prefix=a%0Ab", "", 200,
+			&weirv1.DeleteOverrideRequest{Policy: "login", Prefix: "a\nb"},
 			`{"override":{"policy":"login","prefix":"a","version":"13@n0","changed_by":"","changed_at":"1970-01-01T00:00:00Z"},"before":` + stored + `,"members":[]}`},
-		{"GET", "?policy=login&page_size=7&page_token=x", "", 200, &weirv1.ListOverridesRequest{Policy: "login", PageSize: 7, PageToken: "x"},
+		{"GET", "?policy=login&page_size=7&page_token=x", "", 200,
+			&weirv1.ListOverridesRequest{Policy: "login", PageSize: 7, PageToken: "x"},
 			`{"overrides":[` + stored + `],"next_page_token":"t"}`},
 		{"GET", "", "", 200, &weirv1.ListOverridesRequest{}, ""},
 		{"GET", "?policy=", "", 400, nil, ""},
@@ -424,16 +446,22 @@ type askerKey struct{}
 // and the answers are as openapi.yaml has them.
 func TestAuthorize(t *testing.T) {
 	roles := map[string]auth.Role{
-		"POST /v1/check": auth.RoleCheck, "POST /v1/checks": auth.RoleCheck, "POST /v1/acquire": auth.RoleCheck, "POST /v1/renew": auth.RoleCheck,
-		"POST /v1/release": auth.RoleCheck, "POST /v1/reserve": auth.RoleCheck, "POST /v1/commit": auth.RoleCheck, "POST /v1/cancel": auth.RoleCheck,
-		"POST /v1/reserves": auth.RoleCheck, "POST /v1/extend": auth.RoleCheck, "POST /v1/extends": auth.RoleCheck, "POST /v1/commits": auth.RoleCheck, "POST /v1/charge": auth.RoleCharge,
+		"POST /v1/check": auth.RoleCheck, "POST /v1/checks": auth.RoleCheck, "POST /v1/acquire": auth.RoleCheck,
+		"POST /v1/renew":   auth.RoleCheck,
+		"POST /v1/release": auth.RoleCheck, "POST /v1/reserve": auth.RoleCheck, "POST /v1/commit": auth.RoleCheck,
+		"POST /v1/cancel":   auth.RoleCheck,
+		"POST /v1/reserves": auth.RoleCheck, "POST /v1/extend": auth.RoleCheck, "POST /v1/extends": auth.RoleCheck,
+		"POST /v1/commits": auth.RoleCheck, "POST /v1/charge": auth.RoleCharge,
 		"POST /v1/refund": auth.RoleRefund, "POST /v1/reset": auth.RoleRefund,
 		"GET /v1/forward-auth": auth.RoleCheck,
-		"POST /json":           auth.RoleCheck, "POST /v1/GetRateLimits": auth.RoleCheck, "GET /v1/HealthCheck": auth.RoleCheck, "GET /v1/LiveCheck": auth.RoleOpen,
+		"POST /json":           auth.RoleCheck, "POST /v1/GetRateLimits": auth.RoleCheck,
+		"GET /v1/HealthCheck": auth.RoleCheck, "GET /v1/LiveCheck": auth.RoleOpen,
 		"GET /v1/policies": auth.RoleRead, "GET /v1/status": auth.RoleRead, "GET /metrics": auth.RoleRead,
 		"GET /v1/keys/top": auth.RoleKeys, "POST /v1/keys/describe": auth.RoleKeys,
-		"GET /v1/overrides": auth.RoleOverrides, "PUT /v1/overrides": auth.RoleOverrides, "DELETE /v1/overrides": auth.RoleOverrides,
-		"GET /healthz": auth.RoleOpen, "GET /readyz": auth.RoleOpen, "GET /healthcheck": auth.RoleOpen, "GET /openapi.yaml": auth.RoleOpen, "GET /": auth.RoleOpen,
+		"GET /v1/overrides": auth.RoleOverrides, "PUT /v1/overrides": auth.RoleOverrides,
+		"DELETE /v1/overrides": auth.RoleOverrides,
+		"GET /healthz":         auth.RoleOpen, "GET /readyz": auth.RoleOpen, "GET /healthcheck": auth.RoleOpen,
+		"GET /openapi.yaml": auth.RoleOpen, "GET /": auth.RoleOpen,
 	}
 	var asked auth.Role
 	denial := &auth.Denial{Reason: auth.NoCredentials, Message: "say who you are"}
@@ -456,8 +484,10 @@ func TestAuthorize(t *testing.T) {
 			challenge string
 		}{
 			{auth.Denial{Reason: auth.NoCredentials, Message: "say who you are"}, 401, `Bearer realm="weir"`},
-			{auth.Denial{Reason: auth.BadToken, Message: "nobody's"}, 401, `Bearer realm="weir", error="invalid_token"`},
-			{auth.Denial{Authenticated: true, Reason: auth.WrongRole, Message: "not yours"}, 403, `Bearer realm="weir", error="insufficient_scope"`},
+			{auth.Denial{Reason: auth.BadToken, Message: "nobody's"}, 401,
+				`Bearer realm="weir", error="invalid_token"`},
+			{auth.Denial{Authenticated: true, Reason: auth.WrongRole, Message: "not yours"}, 403,
+				`Bearer realm="weir", error="insufficient_scope"`},
 		} {
 			asked, *denial = auth.RoleOpen, c.denial
 			resp := d.do(rt.Method, rt.Path, "{}", "Content-Type", "application/json")
@@ -500,6 +530,7 @@ func (c *contextual) Reset(ctx context.Context, _ limit.Target) error {
 
 // routesForTest are the routes, of which no handler is called.
 func (a *api) routesForTest() []Route {
-	a.Service, a.Overrides, a.Metrics, a.Foreign = new(scripted.Service), new(fakeOverrides), http.NotFoundHandler(), foreignRoutes()
+	a.Service, a.Overrides, a.Metrics, a.Foreign = new(scripted.Service), new(fakeOverrides), http.NotFoundHandler(),
+		foreignRoutes()
 	return a.routes()
 }

@@ -78,7 +78,8 @@ func (c *conn) throttled(s *scratch, args []string) {
 		c.cellError(s, "quantity: must be 0 or more; it is "+strconv.FormatInt(quantity, 10))
 		return
 	}
-	c.queue(s, &limit.Check{Target: limit.Target{Limit: &b.limit, Namespace: namespace, Key: limit.KeyOf(args[1])}, Cost: quantity}, pending{b, quantity == 0})
+	c.queue(s, &limit.Check{Target: limit.Target{Limit: &b.limit, Namespace: namespace, Key: limit.KeyOf(args[1])},
+		Cost: quantity}, pending{b, quantity == 0})
 }
 
 // integers parses arguments of CL.THROTTLE. It returns false when it has answered with an error.
@@ -107,7 +108,8 @@ func newBucket(t throttle) (_ *bucket, wrong string) {
 	case t.period < 0 || t.period > maxPeriod:
 		return nil, "period: must be between 1 and " + strconv.FormatInt(maxPeriod, 10) + " seconds"
 	}
-	l := algo.Limit{Algorithm: algo.TokenBucket, Limit: t.count, Capacity: t.burst + 1, Window: time.Duration(t.period) * time.Second}
+	l := algo.Limit{Algorithm: algo.TokenBucket, Limit: t.count, Capacity: t.burst + 1,
+		Window: time.Duration(t.period) * time.Second}
 	if l.Validate() != nil { // the other fields are valid by now
 		return nil, "max_burst: takes too long to come back at this rate"
 	}
@@ -128,7 +130,8 @@ func (c *conn) check(s *scratch, args []string) {
 			return
 		}
 	}
-	c.queue(s, &limit.Check{Target: limit.Target{Policy: args[1], Key: limit.KeyOf(args[2])}, Cost: cost}, pending{peek: cost == 0})
+	c.queue(s, &limit.Check{Target: limit.Target{Policy: args[1], Key: limit.KeyOf(args[2])}, Cost: cost},
+		pending{peek: cost == 0})
 }
 
 // peek carries out WEIR.PEEK policy key.
@@ -161,7 +164,8 @@ func (c *conn) answer(s *scratch, p *pending, r *limit.Result) {
 
 // cellField returns an error with CL.THROTTLE's name of its field.
 func cellField(e *limit.Error) *limit.Error {
-	names := map[string]string{"limit.window": "period", "limit.limit": "count per period", "limit.capacity": "max_burst", "cost": "quantity"}
+	names := map[string]string{"limit.window": "period", "limit.limit": "count per period",
+		"limit.capacity": "max_burst", "cost": "quantity"}
 	return limit.NewError(e.Kind, cmp.Or(names[e.Field], e.Field), e.Message)
 }
 

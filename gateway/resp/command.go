@@ -23,7 +23,8 @@ type spec struct {
 	args    string // for COMMAND DOCS
 	summary string
 	run     func(c *conn, s *scratch, args []string) // answers the command, or queues a check
-	decided bool                                     // run queues a check, or answers by failed; queued checks stay queued before run
+	// run queues a check, or answers by failed; queued checks stay queued before run
+	decided bool
 }
 
 // redisVersion is the version of Redis in HELLO and INFO. Clients use it to find out which commands they may send.
@@ -33,21 +34,29 @@ const redisVersion = "7.2.0"
 func specs() []spec {
 	return []spec{
 		{name: "cl.throttle", keys: [3]int{1, 1, 1}, decided: true, run: (*conn).throttled,
-			args: "key max_burst count period [quantity]", summary: "Asks for quantity units of a token bucket, as redis-cell does"},
+			args:    "key max_burst count period [quantity]",
+			summary: "Asks for quantity units of a token bucket, as redis-cell does"},
 		{name: "weir.check", arity: -3, keys: [3]int{2, 2, 1}, decided: true, run: (*conn).check,
 			args: "policy key [cost]", summary: "Asks for cost units of a key under a policy"},
 		{name: "weir.peek", arity: 3, keys: [3]int{2, 2, 1}, decided: true, run: (*conn).peek,
 			args: "policy key", summary: "Tells what a check of a key under a policy would be answered, and charges nothing"},
-		{name: "auth", arity: -2, open: true, run: (*conn).authCommand, args: "[username] password", summary: "Authenticates the connection"},
+		{name: "auth", arity: -2, open: true, run: (*conn).authCommand, args: "[username] password",
+			summary: "Authenticates the connection"},
 		{name: "hello", arity: -1, open: true, run: (*conn).hello,
-			args: "[protover [AUTH username password] [SETNAME name]]", summary: "Sets the protocol's version, and tells about the server"},
-		{name: "ping", arity: -1, open: true, run: (*conn).ping, args: "[message]", summary: "Answers PONG, or the message"},
+			args:    "[protover [AUTH username password] [SETNAME name]]",
+			summary: "Sets the protocol's version, and tells about the server"},
+		{name: "ping", arity: -1, open: true, run: (*conn).ping, args: "[message]",
+			summary: "Answers PONG, or the message"},
 		{name: "quit", arity: -1, open: true, run: (*conn).quit, summary: "Closes the connection"},
 		{name: "reset", arity: 1, open: true, run: (*conn).reset, summary: "Makes the connection as new"},
 		{name: "echo", arity: 2, run: (*conn).echo, args: "message", summary: "Answers the message"},
-		{name: "select", arity: 2, run: (*conn).selectCommand, args: "index", summary: "Chooses the database, of which there is number 0"},
-		{name: "client", arity: -2, run: (*conn).client, args: "ID | INFO | GETNAME | SETNAME name | SETINFO attribute value", summary: "Tells or sets what is known of the connection"},
-		{name: "command", arity: -1, run: (*conn).commandCommand, args: "[COUNT | LIST | DOCS [name ...] | INFO [name ...]]", summary: "Tells about the commands"},
+		{name: "select", arity: 2, run: (*conn).selectCommand, args: "index",
+			summary: "Chooses the database, of which there is number 0"},
+		{name: "client", arity: -2, run: (*conn).client,
+			args:    "ID | INFO | GETNAME | SETNAME name | SETINFO attribute value",
+			summary: "Tells or sets what is known of the connection"},
+		{name: "command", arity: -1, run: (*conn).commandCommand,
+			args: "[COUNT | LIST | DOCS [name ...] | INFO [name ...]]", summary: "Tells about the commands"},
 		{name: "info", arity: -1, run: (*conn).info, args: "[section ...]", summary: "Tells about the server"},
 	}
 }
@@ -77,7 +86,8 @@ func (c *conn) command(s *scratch, args []string) {
 		c.ending = true
 		return
 	}
-	c.failed(s, "ERR", "unknown command '"+shortened(args[0], 128)+"', with args beginning with: "+argsBeginning(args[1:]))
+	c.failed(s, "ERR", "unknown command '"+shortened(args[0],
+		128)+"', with args beginning with: "+argsBeginning(args[1:]))
 }
 
 // do runs a known command.
@@ -265,8 +275,10 @@ func (c *conn) client(s *scratch, args []string) {
 	case what == "setinfo" && len(args) == 4:
 		c.setInfo(s, args[2], args[3])
 	case what == "info" && len(args) == 2:
-		s.out = appendBulk(s.out, fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d db=0 resp=%d lib-name=%s lib-ver=%s user=%s\n",
-			c.id, c.raw.RemoteAddr(), c.raw.LocalAddr(), c.name, int64(time.Since(c.came)/time.Second), c.proto, c.libName, c.libVersion, auth.CallerName(c.ctx)))
+		s.out = appendBulk(s.out,
+			fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d db=0 resp=%d lib-name=%s lib-ver=%s user=%s\n",
+				c.id, c.raw.RemoteAddr(), c.raw.LocalAddr(), c.name, int64(time.Since(c.came)/time.Second), c.proto,
+				c.libName, c.libVersion, auth.CallerName(c.ctx)))
 	case what == "id" || what == "getname" || what == "setname" || what == "setinfo" || what == "info":
 		c.fail(s, "ERR", "wrong number of arguments for 'client|"+what+"' command")
 	default:
@@ -386,6 +398,7 @@ func appendDocs(b []byte, proto int, one *spec) []byte {
 }
 
 func (c *conn) info(s *scratch, _ []string) {
-	s.out = appendBulk(s.out, fmt.Sprintf("# Server\r\nredis_version:%s\r\nweir_version:%s\r\nredis_mode:standalone\r\nuptime_in_seconds:%d\r\n\r\n# Clients\r\nconnected_clients:%d\r\n\r\n# Replication\r\nrole:master\r\n",
-		redisVersion, c.server.cfg.Version, int64(time.Since(c.server.began)/time.Second), c.server.connections()))
+	s.out = appendBulk(s.out,
+		fmt.Sprintf("# Server\r\nredis_version:%s\r\nweir_version:%s\r\nredis_mode:standalone\r\nuptime_in_seconds:%d\r\n\r\n# Clients\r\nconnected_clients:%d\r\n\r\n# Replication\r\nrole:master\r\n",
+			redisVersion, c.server.cfg.Version, int64(time.Since(c.server.began)/time.Second), c.server.connections()))
 }

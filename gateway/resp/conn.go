@@ -229,7 +229,8 @@ func (c *conn) linger() {
 			return
 		}
 	}
-	if admission.ConnOf(c.raw.RemoteAddr()).EndWrites() != nil || c.raw.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+	if admission.ConnOf(c.raw.RemoteAddr()).EndWrites() != nil ||
+		c.raw.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
 		return
 	}
 	_, _ = io.CopyN(io.Discard, c.raw, lingerBytes) // until nothing comes for lingerTime
@@ -304,7 +305,8 @@ func (s *Server) recycle(r *scratch) {
 	clear(r.pending[:cap(r.pending)])
 	clear(r.results)
 	*r = scratch{
-		burst: burst{cmds: r.cmds[:0], args: r.args[:0]}, argv: r.argv[:0], out: r.out[:0], pending: r.pending[:0], checks: r.checks[:0], results: r.results[:0],
+		burst: burst{cmds: r.cmds[:0], args: r.args[:0]}, argv: r.argv[:0], out: r.out[:0], pending: r.pending[:0],
+		checks: r.checks[:0], results: r.results[:0],
 	}
 	s.scratch.Put(r)
 }
@@ -358,7 +360,8 @@ func (c *conn) flush(s *scratch) {
 	}
 	began := time.Now()
 	if n > fewChecks {
-		taken, _ := c.server.cfg.Requests.Enter(context.Background(), int64(n)*perCheck) // Enter fails only when the context ends
+		// Enter fails only when the context ends
+		taken, _ := c.server.cfg.Requests.Enter(context.Background(), int64(n)*perCheck)
 		defer c.server.cfg.Requests.Leave(taken)
 	}
 	s.results = slices.Grow(s.results[:0], n)[:n]

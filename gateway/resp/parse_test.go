@@ -42,7 +42,8 @@ func TestParse(t *testing.T) {
 		{"", knownBounds, `[]`, 0, ""},
 		{"*1\r\n$4\r\nPING\r\n", knownBounds, `[["PING"]]`, 0, ""},
 		{"*2\r\n$4\r\nECHO\r\n$0\r\n\r\nPING\r\n*1\r\n$1\r\na", knownBounds, `[["ECHO" ""] ["PING"]]`, 9, ""},
-		{"*1\r\n$6\r\n\r\n*1\r\n\r\n", knownBounds, `[["\r\n*1\r\n"]]`, 0, ""}, // the bytes of a bulk string mean nothing
+		// the bytes of a bulk string mean nothing
+		{"*1\r\n$6\r\n\r\n*1\r\n\r\n", knownBounds, `[["\r\n*1\r\n"]]`, 0, ""},
 		{"*0\r\n*-1\r\n\r\n\n  \r\nPING\n", knownBounds, `[["PING"]]`, 0, ""},
 		{"*\r\n", knownBounds, `[]`, 3, "Protocol error: invalid multibulk length"},
 		{"*1\n", knownBounds, `[]`, 3, "Protocol error: invalid multibulk length"},
@@ -56,15 +57,20 @@ func TestParse(t *testing.T) {
 		{"*1\r\n$-7\r\n", knownBounds, `[]`, 9, "Protocol error: invalid bulk length"},
 		{"*1\r\n$-1\r\n", knownBounds, `[]`, 9, "Protocol error: invalid bulk length"},
 		{"*1\r\n$1\r\nab\r\n", knownBounds, `[]`, 12, "Protocol error: invalid bulk length"},
-		{"*2\r\n$40000\r\n" + long[:40000] + "\r\n$40000\r\n", knownBounds, `[]`, 40022, "Protocol error: the command is longer than 65536 bytes"},
+		{"*2\r\n$40000\r\n" + long[:40000] + "\r\n$40000\r\n", knownBounds, `[]`, 40022,
+			"Protocol error: the command is longer than 65536 bytes"},
 		{"*1\r\n*1\r\n$4\r\nPING\r\n", knownBounds, `[]`, 18, "Protocol error: expected '$', got '*'"},
 		{"*1\r\n\x01", knownBounds, `[]`, 5, `Protocol error: expected '$', got '\x01'`},
-		{"*" + strings.Repeat("0", maxLine), knownBounds, `[]`, maxLine + 1, "Protocol error: too big multibulk count string"},
-		{"*1\r\n$" + strings.Repeat("0", maxLine), knownBounds, `[]`, maxLine + 5, "Protocol error: too big bulk count string"},
+		{"*" + strings.Repeat("0", maxLine), knownBounds, `[]`, maxLine + 1,
+			"Protocol error: too big multibulk count string"},
+		{"*1\r\n$" + strings.Repeat("0", maxLine), knownBounds, `[]`, maxLine + 5,
+			"Protocol error: too big bulk count string"},
 		{long, knownBounds, `[]`, len(long), "Protocol error: too big inline request"},
-		{"PING\r\n" + long[:openBounds.size], openBounds, `[["PING"]]`, openBounds.size, "Protocol error: too big inline request"},
+		{"PING\r\n" + long[:openBounds.size], openBounds, `[["PING"]]`, openBounds.size,
+			"Protocol error: too big inline request"},
 		{"a  b\tc \r\n", knownBounds, `[["a" "b" "c"]]`, 0, ""},
-		{`a "b c" 'd "e' "\x41\n\"\\\q" '\'\n' ""` + "\n", knownBounds, `[["a" "b c" "d \"e" "A\n\"\\q" "'\\n" ""]]`, 0, ""},
+		{`a "b c" 'd "e' "\x41\n\"\\\q" '\'\n' ""` + "\n", knownBounds, `[["a" "b c" "d \"e" "A\n\"\\q" "'\\n" ""]]`, 0,
+			""},
 		{"a\"b\"\n", knownBounds, `[["ab"]]`, 0, ""},
 		{"a \"b\n", knownBounds, `[]`, 5, "Protocol error: unbalanced quotes in request"},
 		{"a 'b'c\n", knownBounds, `[]`, 7, "Protocol error: unbalanced quotes in request"},
@@ -115,8 +121,10 @@ func inPieces(in []byte, bound bounds, size, most int) (all [][]string, args int
 // bounds say.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
-		"*5\r\n$11\r\nCL.THROTTLE\r\n$1\r\nk\r\n$2\r\n15\r\n$2\r\n30\r\n$2\r\n60\r\n", "PING\r\nECHO \"a b\"\r\n", "*1\r\n$-7\r\n", "*9223372036854775807\r\n",
-		"*1\r\n$9223372036854775807\r\n", "*0\r\n*1\r\n*1\r\n", "*2\r\n$1\r\na\r\n$2\r\nb", "a 'b\\'c' \"\\x4\"\n", "$3\r\nfoo\r\n",
+		"*5\r\n$11\r\nCL.THROTTLE\r\n$1\r\nk\r\n$2\r\n15\r\n$2\r\n30\r\n$2\r\n60\r\n", "PING\r\nECHO \"a b\"\r\n",
+		"*1\r\n$-7\r\n", "*9223372036854775807\r\n",
+		"*1\r\n$9223372036854775807\r\n", "*0\r\n*1\r\n*1\r\n", "*2\r\n$1\r\na\r\n$2\r\nb", "a 'b\\'c' \"\\x4\"\n",
+		"$3\r\nfoo\r\n",
 	} {
 		f.Add([]byte(seed), 3, true)
 	}
@@ -143,13 +151,17 @@ func FuzzParse(f *testing.F) {
 // FuzzConnection: whatever a caller sends, each command has one well-formed reply, and none panics.
 func FuzzConnection(f *testing.F) {
 	for _, seed := range []string{
-		"CL.THROTTLE k 15 30 60\r\nCL.THROTTLE k 15 30 60 -1\r\nCL.THROTTLE \"\" 1 1 1 9223372036854775807\r\n", "HELLO 3\r\nWEIR.CHECK login a 3\r\nWEIR.PEEK login a\r\n",
-		"*3\r\n$10\r\nWEIR.CHECK\r\n$5\r\nlogin\r\n$1\r\n\xff\r\n*1\r\n$-7\r\n", "HELLO 3 SETNAME x\nCOMMAND DOCS\nCOMMAND INFO ping none\nCLIENT INFO\nINFO\nRESET\n",
-		"AUTH a\nAUTH default a\nHELLO 2 AUTH default x\nCLIENT SETINFO lib-name x\nSELECT 1\n", "ECHO \"a\\r\\n\"\nPING 'b\r\n'\nQUIT\nPING\n", "PING\nPOST / HTTP/1.1\r\nHost: x\r\n\r\n",
+		"CL.THROTTLE k 15 30 60\r\nCL.THROTTLE k 15 30 60 -1\r\nCL.THROTTLE \"\" 1 1 1 9223372036854775807\r\n",
+		"HELLO 3\r\nWEIR.CHECK login a 3\r\nWEIR.PEEK login a\r\n",
+		"*3\r\n$10\r\nWEIR.CHECK\r\n$5\r\nlogin\r\n$1\r\n\xff\r\n*1\r\n$-7\r\n",
+		"HELLO 3 SETNAME x\nCOMMAND DOCS\nCOMMAND INFO ping none\nCLIENT INFO\nINFO\nRESET\n",
+		"AUTH a\nAUTH default a\nHELLO 2 AUTH default x\nCLIENT SETINFO lib-name x\nSELECT 1\n",
+		"ECHO \"a\\r\\n\"\nPING 'b\r\n'\nQUIT\nPING\n", "PING\nPOST / HTTP/1.1\r\nHost: x\r\n\r\n",
 	} {
 		f.Add([]byte(seed))
 	}
-	address, _, _ := serve(f, func(c *Config) { c.Panicked = func(command string, p *panics.Error) { panic(fmt.Sprint(command, p)) } })
+	address, _, _ := serve(f,
+		func(c *Config) { c.Panicked = func(command string, p *panics.Error) { panic(fmt.Sprint(command, p)) } })
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		if len(sent) > 4<<10 {
 			return

@@ -197,7 +197,8 @@ func TestThrottle(t *testing.T) {
 		{9500, 5, 1, 2, 3, 3000},
 	} {
 		at.set(time.Duration(c.now) * time.Millisecond)
-		want := fmt.Sprintf("*5\r\n:%d\r\n:5\r\n:%d\r\n:%d\r\n:%d\r\n", c.limited, c.remaining, c.retry, (c.resetMS+999)/1000)
+		want := fmt.Sprintf("*5\r\n:%d\r\n:5\r\n:%d\r\n:%d\r\n:%d\r\n", c.limited, c.remaining, c.retry,
+			(c.resetMS+999)/1000)
 		expect.Equal(t, talk(t, address, send("CL.THROTTLE", "foo", "4", "1", "1", strconv.Itoa(c.quantity))), want,
 			"case %d", i)
 	}
@@ -219,8 +220,10 @@ func TestThrottleRounding(t *testing.T) {
 		{0, []string{"a", "1", "30", "60"}, "*5 :0 :2 :1 :-1 :2 "},
 		{0, []string{"a", "1", "30", "60"}, "*5 :0 :2 :0 :-1 :4 "},
 		{time.Second + 1, []string{"a", "1", "30", "60"}, "*5 :1 :2 :0 :1 :3 "},
-		{time.Second - 1e6 + 1, []string{"a", "1", "30", "60"}, "*5 :1 :2 :0 :1 :3 "},                // earlier than what has been: taken for that
-		{2*time.Second - 999*time.Microsecond, []string{"a", "1", "30", "60"}, "*5 :1 :2 :0 :0 :2 "}, // 0.999 ms count for nothing
+		// earlier than what has been: taken for that
+		{time.Second - 1e6 + 1, []string{"a", "1", "30", "60"}, "*5 :1 :2 :0 :1 :3 "},
+		// 0.999 ms count for nothing
+		{2*time.Second - 999*time.Microsecond, []string{"a", "1", "30", "60"}, "*5 :1 :2 :0 :0 :2 "},
 		{2*time.Second - 1, []string{"a", "1", "30", "60", "2"}, "*5 :1 :2 :0 :2 :2 "},
 		// A limit that has become smaller than what is owed: nothing passes, not even nothing.
 		{10 * time.Second, []string{"b", "9", "1", "1", "10"}, "*5 :0 :10 :0 :-1 :10 "},
@@ -239,7 +242,8 @@ func TestCommands(t *testing.T) {
 		got := talk(t, address, raw.Replace(in))
 		want, more := strings.CutSuffix(raw.Replace(want), "…")
 		want, after := strings.CutPrefix(want, "…")
-		expect.True(t, got == want || more && strings.HasPrefix(got, want) || after && strings.Contains(got, want), "%q", got)
+		expect.True(t, got == want || more && strings.HasPrefix(got, want) || after && strings.Contains(got, want),
+			"%q", got)
 	})
 }
 
@@ -257,7 +261,8 @@ func TestSplitAtEveryByte(t *testing.T) {
 		pipes.Close()
 		expect.NoError(t, <-served)
 	}()
-	in := send("HELLO", "3") + send("CL.THROTTLE", "split", "1000", "1", "1", "0") + "PING \"a b\"\r\n" + send("WEIR.PEEK", "login", "k") + send("NOPE", "x") + send("ECHO", "\r\n")
+	in := send("HELLO", "3") + send("CL.THROTTLE", "split", "1000", "1", "1", "0") + "PING \"a b\"\r\n" +
+		send("WEIR.PEEK", "login", "k") + send("NOPE", "x") + send("ECHO", "\r\n")
 	r := bufio.NewReader(conn)
 	ask := func(pieces ...string) string {
 		go func() {
@@ -287,7 +292,8 @@ type batches struct {
 	panic string // the key that makes it panic
 }
 
-func (b *batches) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
+func (b *batches) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials,
+	results []limit.Result) error {
 	b.mu.Lock()
 	b.sizes = append(b.sizes, len(checks))
 	b.mu.Unlock()
@@ -318,7 +324,8 @@ func TestPipelined(t *testing.T) {
 			want.WriteString("*5\r\n:1\r\n:30\r\n:0\r\n:60\r\n:1800\r\n")
 		}
 		if i == 40 {
-			in.WriteString(send("PING", "now") + send("CL.THROTTLE", "k", "x", "1", "60") + send("WEIR.CHECK", "nope", "k"))
+			in.WriteString(send("PING", "now") + send("CL.THROTTLE", "k", "x", "1", "60") + send("WEIR.CHECK", "nope",
+				"k"))
 			want.WriteString("$3\r\nnow\r\n-Cell error: Store error: Couldn't parse as integer: x\r\n" +
 				"-ERR policy: there is no policy named nope on the node that decides for this key\r\n")
 		}
@@ -385,7 +392,9 @@ func TestAuthentication(t *testing.T) {
 	throttle, check := send("CL.THROTTLE", "k", "9", "1", "1", "0"), send("WEIR.PEEK", "login", "k")
 	const passed = "*5\r\n:0\r\n:10\r\n:10\r\n:-1\r\n:0\r\n"
 	for _, c := range []struct{ in, want string }{
-		{throttle + check + "ECHO a\nINFO\nCLIENT ID\nCOMMAND\nSELECT 0\nPEEK\nECHO\n", strings.Repeat(noAuth, 7) + "-ERR unknown command 'PEEK', with args beginning with: \r\n-ERR wrong number of arguments for 'echo' command\r\n"},
+		{throttle + check + "ECHO a\nINFO\nCLIENT ID\nCOMMAND\nSELECT 0\nPEEK\nECHO\n",
+			strings.Repeat(noAuth, 7) +
+				"-ERR unknown command 'PEEK', with args beginning with: \r\n-ERR wrong number of arguments for 'echo' command\r\n"},
 		{"PING\nRESET\nQUIT\n", "+PONG\r\n+RESET\r\n+OK\r\n"},
 		{"HELLO 3\n", "-NOAUTH HELLO must be called…"},
 		{"AUTH x\nAUTH web x\nAUTH web\n" + throttle, wrong + wrong + wrong + noAuth},
@@ -405,7 +414,8 @@ func TestAuthentication(t *testing.T) {
 		{send("ECHO", strings.Repeat("x", 20_000)), "-ERR Protocol error: unauthenticated bulk length\r\n"},
 		{"*11\r\n", "-ERR Protocol error: unauthenticated multibulk length\r\n"},
 		// So are the commands, which cost the node more than who sends them.
-		{strings.Repeat("PING\n", 9000), strings.Repeat("+PONG\r\n", 100) + "-NOAUTH too many commands before authentication\r\n"},
+		{strings.Repeat("PING\n", 9000),
+			strings.Repeat("+PONG\r\n", 100) + "-NOAUTH too many commands before authentication\r\n"},
 		{"AUTH secret-of-web\n" + strings.Repeat("PING\n", 9000), "+OK\r\n" + strings.Repeat("+PONG\r\n", 9000)},
 	} {
 		got := talk(t, address, c.in)
@@ -550,13 +560,17 @@ func TestOnError(t *testing.T) {
 		answer          limit.Result
 		throttle, check string
 	}{
-		{limit.Result{Decision: limit.Decision{FailedClosed: true, RetryAfter: time.Second}}, "-TRYAGAIN the node…", "-TRYAGAIN the node…"},
+		{limit.Result{Decision: limit.Decision{FailedClosed: true, RetryAfter: time.Second}}, "-TRYAGAIN the node…",
+			"-TRYAGAIN the node…"},
 		{limit.Result{Err: limit.NewError(limit.Unavailable, "", "gone")}, "-TRYAGAIN gone\r\n", "-TRYAGAIN gone\r\n"},
 		{limit.Result{Err: context.DeadlineExceeded}, "-TRYAGAIN …", "-TRYAGAIN …"},
-		{limit.Result{Decision: limit.Decision{FailedOpen: true, Allowed: true}}, "*5\r\n:0\r\n:6\r\n:0\r\n:-1\r\n:0\r\n", "*22\r\n$7\r\nallowed\r\n:1\r\n…"},
+		{limit.Result{Decision: limit.Decision{FailedOpen: true, Allowed: true}},
+			"*5\r\n:0\r\n:6\r\n:0\r\n:-1\r\n:0\r\n", "*22\r\n$7\r\nallowed\r\n:1\r\n…"},
 	} {
-		address, _, _ := serve(t, func(cfg *Config) { cfg.Service = &scripted.Service{Results: []limit.Result{c.answer}} })
-		for in, w := range map[string]string{send("CL.THROTTLE", "a", "5", "1", "1"): c.throttle, send("WEIR.CHECK", "p", "a"): c.check} {
+		address, _, _ := serve(t,
+			func(cfg *Config) { cfg.Service = &scripted.Service{Results: []limit.Result{c.answer}} })
+		for in, w := range map[string]string{send("CL.THROTTLE", "a", "5", "1", "1"): c.throttle,
+			send("WEIR.CHECK", "p", "a"): c.check} {
 			got := talk(t, address, in)
 			want, any := strings.CutSuffix(w, "…")
 			expect.True(t, (any || got == want) && strings.HasPrefix(got, want), "%+v: %q", c.answer, got)
@@ -576,7 +590,8 @@ func TestTLS(t *testing.T) {
 		}
 	})
 	expect.Equal(t, talk(t, address, ""), "")
-	conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true}) // what is tried is not whose certificate it is
+	// what is tried is not whose certificate it is
+	conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true})
 	must.NoError(t, err)
 	defer conn.Close()
 	_, err = io.WriteString(conn, send("ECHO", "a")+"QUIT\n")
@@ -596,7 +611,8 @@ func TestLikeRedis(t *testing.T) {
 		redis := l.Addr().String()
 		l.Close()
 		_, port, _ := net.SplitHostPort(redis)
-		args := []string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", t.TempDir()}
+		args := []string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir",
+			t.TempDir()}
 		var edit func(*Config)
 		if password != "" {
 			args, edit = append(args, "--requirepass", password), withTokens(t, nil)
@@ -616,14 +632,20 @@ func TestLikeRedis(t *testing.T) {
 		})
 		address, _, _ := serve(t, edit)
 		for _, in := range []string{
-			"ECHO a\n", "ECHO\n", "PING a b\n", "SELECT 0\n", "NOPE\n", "NOPE a b\n", send("NOPE", strings.Repeat("x", 200), "y"), "CLIENT GETNAME\n",
-			"AUTH nonsense\n", "AUTH default nonsense\n", "AUTH nobody secret\n", "AUTH default secret-of-web\nECHO a\n", "AUTH\n", "AUTH a b c\n",
-			"HELLO 4\n", "HELLO x\n", "HELLO 2 NOPE\n", "HELLO 2 AUTH nobody x\n", "CLIENT SETNAME me\nCLIENT GETNAME\n", send("CLIENT", "SETNAME", "a b"), "CLIENT NOPE\n",
-			"CLIENT ID x\n", "SELECT 99\n", "RESET\n", "QUIT\n", "RESET a\n", "COMMAND NOPE\n", "COMMAND INFO nope\n", "COMMAND COUNT x\n", "\r\n\r\n", "*0\r\n*-1\r\nECHO a\n",
-			"*1\r\n*1\r\n", "*x\r\n", "*1\r\n$x\r\n", "*1\r\n$-1\r\n", "a \"b\n", "ECHO 'it\\'s'\n", `ECHO "\x41\n"` + "\n", "*1025000000000\r\n", "*1\r\n$9999999999999\r\n",
+			"ECHO a\n", "ECHO\n", "PING a b\n", "SELECT 0\n", "NOPE\n", "NOPE a b\n",
+			send("NOPE", strings.Repeat("x", 200), "y"), "CLIENT GETNAME\n",
+			"AUTH nonsense\n", "AUTH default nonsense\n", "AUTH nobody secret\n",
+			"AUTH default secret-of-web\nECHO a\n", "AUTH\n", "AUTH a b c\n",
+			"HELLO 4\n", "HELLO x\n", "HELLO 2 NOPE\n", "HELLO 2 AUTH nobody x\n",
+			"CLIENT SETNAME me\nCLIENT GETNAME\n", send("CLIENT", "SETNAME", "a b"), "CLIENT NOPE\n",
+			"CLIENT ID x\n", "SELECT 99\n", "RESET\n", "QUIT\n", "RESET a\n", "COMMAND NOPE\n", "COMMAND INFO nope\n",
+			"COMMAND COUNT x\n", "\r\n\r\n", "*0\r\n*-1\r\nECHO a\n",
+			"*1\r\n*1\r\n", "*x\r\n", "*1\r\n$x\r\n", "*1\r\n$-1\r\n", "a \"b\n", "ECHO 'it\\'s'\n",
+			`ECHO "\x41\n"` + "\n", "*1025000000000\r\n", "*1\r\n$9999999999999\r\n",
 			"CLIENT SETNAME a\nRESET\nCLIENT GETNAME\n", "POST / HTTP/1.1\r\nPING\r\n",
 		} {
-			if password != "" && (strings.Contains(in, " NOPE") || in == "PING a b\n" || in == "CLIENT ID x\n" || in == "COMMAND COUNT x\n") {
+			if password != "" && (strings.Contains(in, " NOPE") || in == "PING a b\n" || in == "CLIENT ID x\n" ||
+				in == "COMMAND COUNT x\n") {
 				continue // who is not authenticated is not told of subcommands here; and may send PING, as probes do
 			}
 			theirs, ours := talk(t, redis, in), talk(t, address, in)

@@ -57,15 +57,17 @@ func TestMaxCalls(t *testing.T) {
 	}
 	slow := grpc.ServiceDesc{
 		ServiceName: "slow.Service", HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, _ context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-			if err := read(new(emptypb.Empty)); err != nil {
-				return nil, err
-			}
-			return new(emptypb.Empty), wait()
-		}}},
-		Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, ClientStreams: true, Handler: func(any, grpc.ServerStream) error {
-			return wait()
-		}}},
+		Methods: []grpc.MethodDesc{{MethodName: "Unary",
+			Handler: func(_ any, _ context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+				if err := read(new(emptypb.Empty)); err != nil {
+					return nil, err
+				}
+				return new(emptypb.Empty), wait()
+			}}},
+		Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, ClientStreams: true,
+			Handler: func(any, grpc.ServerStream) error {
+				return wait()
+			}}},
 	}
 	calls := NewCalls(CallsConfig{MaxCalls: 2, Memory: fairshare.New(199), StreamBytes: 100})
 	_, addr := serve(t, calls, &slow)
@@ -106,18 +108,20 @@ func TestMaxCalls(t *testing.T) {
 // broken is a service whose methods panic after they have read a message.
 var broken = grpc.ServiceDesc{
 	ServiceName: "broken.Service", HandlerType: (*any)(nil),
-	Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, _ context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-		if err := read(new(emptypb.Empty)); err != nil {
-			return nil, err
-		}
-		panic("unary")
-	}}},
-	Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
-		if err := s.RecvMsg(new(emptypb.Empty)); err != nil {
-			return err
-		}
-		panic("stream")
-	}}},
+	Methods: []grpc.MethodDesc{{MethodName: "Unary",
+		Handler: func(_ any, _ context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+			if err := read(new(emptypb.Empty)); err != nil {
+				return nil, err
+			}
+			panic("unary")
+		}}},
+	Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, ClientStreams: true,
+		Handler: func(_ any, s grpc.ServerStream) error {
+			if err := s.RecvMsg(new(emptypb.Empty)); err != nil {
+				return err
+			}
+			panic("stream")
+		}}},
 }
 
 // TestPanics: a panic of a handler ends its own call, and is told.
@@ -150,10 +154,11 @@ func TestPanics(t *testing.T) {
 func TestAge(t *testing.T) {
 	const age = 50 * time.Millisecond
 	waits := grpc.ServiceDesc{ServiceName: "waits.Service", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
-		{StreamName: "Context", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
-			<-s.Context().Done()
-			return s.Context().Err()
-		}},
+		{StreamName: "Context", ServerStreams: true, ClientStreams: true,
+			Handler: func(_ any, s grpc.ServerStream) error {
+				<-s.Context().Done()
+				return s.Context().Err()
+			}},
 		{StreamName: "Read", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
 			return s.RecvMsg(new(emptypb.Empty))
 		}},
@@ -180,7 +185,8 @@ func processorTime(b *testing.B) time.Duration {
 func BenchmarkUnary(b *testing.B) {
 	desc := grpc.ServiceDesc{
 		ServiceName: "bench.Service", HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context,
+			decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
 			in := new(emptypb.Empty)
 			if err := decode(in); err != nil {
 				return nil, err
@@ -260,7 +266,8 @@ func TestAwaited(t *testing.T) {
 		calls[6].done()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		want := []string{"1 after 11s: DeadlineExceeded", "3 after 13s: DeadlineExceeded", "5 after 1m10s: DeadlineExceeded"}
+		want := []string{"1 after 11s: DeadlineExceeded", "3 after 13s: DeadlineExceeded",
+			"5 after 1m10s: DeadlineExceeded"}
 		expect.True(t, slices.Equal(e.all, want), "ended: %v", e.all)
 	})
 }
@@ -272,9 +279,10 @@ func TestEnded(t *testing.T) {
 	calls := NewCalls(CallsConfig{Ended: func(_ context.Context, _ string, took time.Duration, _ error) { ended <- took }})
 	desc := grpc.ServiceDesc{
 		ServiceName: "quick.Service", HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, _ context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-			return new(emptypb.Empty), read(new(emptypb.Empty))
-		}}},
+		Methods: []grpc.MethodDesc{{MethodName: "Unary",
+			Handler: func(_ any, _ context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+				return new(emptypb.Empty), read(new(emptypb.Empty))
+			}}},
 	}
 	_, addr := serve(t, calls, &desc)
 	conn := testkit.Dial(t, addr)

@@ -151,6 +151,7 @@ func (b *Budget) Refit() {
 
 // Sum returns what all parts take together, with base and the collector's headroom.
 func (b *Budget) Sum() int64 {
-	return base + b.headroom + b.State + b.Callers + b.anonymous() + b.Buffers + b.Requests + b.Unread + b.Kept + b.Nodes + b.Replies +
+	return base + b.headroom + b.State + b.Callers + b.anonymous() + b.Buffers + b.Requests + b.Unread + b.Kept +
+		b.Nodes + b.Replies +
 		int64(b.MaxInFlight)*PerCheckInFlight + int64(b.MaxCalls)*perCall
 }

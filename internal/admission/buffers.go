@@ -50,9 +50,10 @@ type Buffers struct {
 	soft, hard, light int64
 	pools             [classes]sync.Pool // of *buffer, by class
 	used              atomic.Int64
-	filling           atomic.Int64 // how often the memory has begun to fill, which means: used has risen above half of soft
-	full              func(from net.Addr)
-	collecting        sync.Mutex
+	// how often the memory has begun to fill, which means: used has risen above half of soft
+	filling    atomic.Int64
+	full       func(from net.Addr)
+	collecting sync.Mutex
 
 	mu     sync.Mutex
 	room   chan struct{} // closed and replaced when used falls below soft

@@ -60,7 +60,8 @@ func (c *conn) receive(p []byte) (int, error) {
 	case err != nil:
 		return 0, err
 	case failed != nil:
-		return 0, &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError("read", failed)}
+		return 0, &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(),
+			Err: os.NewSyscallError("read", failed)}
 	case n == 0:
 		return 0, io.EOF
 	}

@@ -114,7 +114,8 @@ func TestForgottenAnswer(t *testing.T) {
 	waits.Put(kept)
 	runtime.GC()
 	unary, _ := calls.InUse()
-	expect.True(t, unary == 0 && b.Used() == 0 && c.unread.Load() == 0, "calls %d, bytes %d, unread %d", unary, b.Used(), c.unread.Load())
+	expect.True(t, unary == 0 && b.Used() == 0 && c.unread.Load() == 0, "calls %d, bytes %d, unread %d", unary,
+		b.Used(), c.unread.Load())
 }
 
 // TestForgottenConnection: nothing keeps an answer that waits when its connection ends, nor what its call refers to,

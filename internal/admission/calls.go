@@ -141,8 +141,10 @@ var (
 	tooManyAnonymous = status.New(codes.Unavailable, "too many calls of callers who are not authenticated")
 	tooOld           = status.New(codes.Unavailable, "the connection is too old")
 	errAge           = tooOld.Err()
-	errFull          = status.Error(codes.Unavailable, "this node, or the caller, has as many calls as it has memory for")
-	errTooMany       = status.Error(codes.Unavailable, "this node has too many connections: max-connections, max-connections-per-source, or its memory")
+	errFull          = status.Error(codes.Unavailable,
+		"this node, or the caller, has as many calls as it has memory for")
+	errTooMany = status.Error(codes.Unavailable,
+		"this node has too many connections: max-connections, max-connections-per-source, or its memory")
 )
 
 // begin counts an authorized call, before its first message is read, and starts the timer that ends it if this message
@@ -256,7 +258,8 @@ type room struct {
 }
 
 // ErrPanicked answers a request whose handler panicked.
-var ErrPanicked = status.Error(codes.Internal, "the request could not be carried out because of a mistake in the server")
+var ErrPanicked = status.Error(codes.Internal,
+	"the request could not be carried out because of a mistake in the server")
 
 // answerPanic turns the panic of a handler into INTERNAL. The caller must defer it.
 func (c *Calls) answerPanic(method string, err *error) {
@@ -320,7 +323,8 @@ func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHand
 }
 
 // check is the first interceptor of streams, before they are authorized.
-func (c *Calls) check(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+func (c *Calls) check(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
+	handle grpc.StreamHandler) (err error) {
 	defer c.answerPanic(info.FullMethod, &err)
 	if _, err := uncompressed(s.Context()); err != nil {
 		return err

@@ -71,8 +71,9 @@ type Rejection string
 // The rejections.
 const (
 	TooManyConnections Rejection = "too_many_connections" // too many authenticated connections, in all or of the source
-	TooManyAnonymous   Rejection = "too_many_anonymous"   // closed in favour of a waiting connection, or one of too many that waited
-	TooManyBytes       Rejection = "too_many_bytes"       // too many bytes before authentication
+	// closed in favour of a waiting connection, or one of too many that waited
+	TooManyAnonymous Rejection = "too_many_anonymous"
+	TooManyBytes     Rejection = "too_many_bytes" // too many bytes before authentication
 )
 
 // Listener is a net.Listener that bounds connections by source. It is safe for concurrent use. Use NewListener, and
@@ -121,7 +122,8 @@ func NewListener(l net.Listener, cfg ListenerConfig) *Listener {
 	if cfg.Memory == nil {
 		cfg.Memory = fairshare.New(0)
 	}
-	n := &Listener{Listener: l, cfg: cfg, places: fairshare.New(cfg.MaxConnections), sources: make(map[netip.Prefix]*source)}
+	n := &Listener{Listener: l, cfg: cfg, places: fairshare.New(cfg.MaxConnections),
+		sources: make(map[netip.Prefix]*source)}
 	n.changed = sync.NewCond(&n.mu)
 	n.retry = time.AfterFunc(time.Hour, func() {
 		n.mu.Lock()
@@ -164,7 +166,8 @@ func (l *Listener) addLocked(raw net.Conn) {
 		s = &source{prefix: prefix}
 		l.sources[prefix] = s
 	}
-	c := &Conn{Conn: raw, listener: l, source: s, ended: make(chan struct{}), known: make(chan struct{}), fewer: fifo.NewSignal()}
+	c := &Conn{Conn: raw, listener: l, source: s, ended: make(chan struct{}), known: make(chan struct{}),
+		fewer: fifo.NewSignal()}
 	if s.waiting = append(s.waiting, c); len(s.waiting) == 1 {
 		l.turns = append(l.turns, s)
 	}
@@ -201,7 +204,8 @@ func (l *Listener) fullLocked(s *source) bool {
 			return true
 		}
 	}
-	return l.cfg.MaxPerSource > 0 && s.authenticated >= l.cfg.MaxPerSource && len(s.anonymous) >= min(spareOfSource, l.cfg.MaxAnonymous)
+	return l.cfg.MaxPerSource > 0 && s.authenticated >= l.cfg.MaxPerSource &&
+		len(s.anonymous) >= min(spareOfSource, l.cfg.MaxAnonymous)
 }
 
 // serveLocked serves waiting connections while there is room. It returns the connections to close.
@@ -219,7 +223,8 @@ func (l *Listener) serveLocked() (out []rejected) {
 		}
 		if l.anonymous >= l.cfg.MaxAnonymous {
 			oldest := l.largestLocked(func(s *source) []*Conn { return s.anonymous })
-			if age, grace := now.Sub(oldest.served), min(max(graceFactor*l.took, anonymousGrace), maxGrace); age < grace {
+			if age, grace := now.Sub(oldest.served),
+				min(max(graceFactor*l.took, anonymousGrace), maxGrace); age < grace {
 				l.retry.Reset(grace - age)
 				break
 			}

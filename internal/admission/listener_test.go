@@ -409,7 +409,8 @@ func TestCheckWith(t *testing.T) {
 func TestForeign(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
-		h := newHarness(ListenerConfig{MaxAnonymous: 128, Foreign: func(from net.Addr) { told = append(told, from.String()) }})
+		h := newHarness(ListenerConfig{MaxAnonymous: 128,
+			Foreign: func(from net.Addr) { told = append(told, from.String()) }})
 		defer h.close(t)
 		there := h.dial("192.0.2.1:1")
 		go func() {
@@ -423,12 +424,15 @@ func TestForeign(t *testing.T) {
 // TestSourceOf: an IPv6 network is one source, and an IPv4 address is one however it is written.
 func TestSourceOf(t *testing.T) {
 	for _, c := range []struct{ a, b string }{
-		{"192.0.2.1:1", "[::ffff:192.0.2.1]:2"}, {"[2001:db8::1]:1", "[2001:db8::ffff:0:0:2]:2"}, {"[fe80::1%eth0]:1", "[fe80::2]:1"},
+		{"192.0.2.1:1", "[::ffff:192.0.2.1]:2"}, {"[2001:db8::1]:1", "[2001:db8::ffff:0:0:2]:2"},
+		{"[fe80::1%eth0]:1", "[fe80::2]:1"},
 	} {
-		a, b := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.a)), net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.b))
+		a, b := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.a)),
+			net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.b))
 		expect.True(t, sourceOf(a) == sourceOf(b), "%s and %s: %v, %v", c.a, c.b, sourceOf(a), sourceOf(b))
 	}
-	expect.True(t, sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:1"))) != sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8:0:1::1]:1"))),
+	expect.True(t, sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:1"))) != sourceOf(
+		net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8:0:1::1]:1"))),
 		"two networks are one source")
 }
 
@@ -446,7 +450,8 @@ func TestCallsEndOnce(t *testing.T) {
 	}
 	echo := grpc.ServiceDesc{
 		ServiceName: "echo.Service", HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context, read func(any) error,
+			_ grpc.UnaryServerInterceptor) (any, error) {
 			in := new(wrapperspb.StringValue)
 			if err := read(in); err != nil {
 				return nil, err
@@ -454,18 +459,19 @@ func TestCallsEndOnce(t *testing.T) {
 			_ = grpc.SetTrailer(ctx, metadata.Pairs("of", in.Value)) // fails where the call has ended
 			return answer(in)
 		}}},
-		Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
-			in := new(wrapperspb.StringValue)
-			if err := s.RecvMsg(in); err != nil {
-				return err
-			}
-			s.SetTrailer(metadata.Pairs("of", in.Value))
-			out, err := answer(in)
-			if err != nil {
-				return err
-			}
-			return s.SendMsg(out)
-		}}},
+		Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, ClientStreams: true,
+			Handler: func(_ any, s grpc.ServerStream) error {
+				in := new(wrapperspb.StringValue)
+				if err := s.RecvMsg(in); err != nil {
+					return err
+				}
+				s.SetTrailer(metadata.Pairs("of", in.Value))
+				out, err := answer(in)
+				if err != nil {
+					return err
+				}
+				return s.SendMsg(out)
+			}}},
 	}
 	calls := NewCalls(CallsConfig{
 		FirstMessage: 3 * time.Millisecond, MaxCalls: 6, Memory: fairshare.New(12), StreamBytes: 1, MaxAnonymous: 4,
@@ -511,7 +517,8 @@ func TestCallsEndOnce(t *testing.T) {
 	for range 24 {
 		conns = append(conns, testkit.Dial(t, addr))
 	}
-	for round := 0; round < 20 && len(seen) < 6; round++ { // a busy machine may take a few until too many calls are open at once
+	// a busy machine may take a few until too many calls are open at once
+	for round := 0; round < 20 && len(seen) < 6; round++ {
 		var callers sync.WaitGroup
 		for i, conn := range conns {
 			callers.Go(func() {
@@ -539,5 +546,6 @@ func TestCallsEndOnce(t *testing.T) {
 		taken, _ := r.places.InUse()
 		places += taken + r.open.Load()
 	}
-	expect.True(t, places == 0 && calls.anonymous.all == 0, "after the last call %d places are taken, %d anonymous", places, calls.anonymous.all)
+	expect.True(t, places == 0 && calls.anonymous.all == 0, "after the last call %d places are taken, %d anonymous",
+		places, calls.anonymous.all)
 }

@@ -25,8 +25,10 @@ func TestUsable(t *testing.T) {
 		want           int64 // 0: an error
 	}{
 		{"a group in a larger machine", memlimit.Limit(gib), memlimit.Limit(4 * gib), math.MaxInt64, gib},
-		{"a group that may use more than there is", memlimit.Limit(8 * gib), memlimit.Limit(4 * gib), math.MaxInt64, 4 * gib},
-		{"a group of version 1 without a limit", memlimit.Limit(math.MaxInt64), memlimit.Limit(4 * gib), math.MaxInt64, 4 * gib},
+		{"a group that may use more than there is", memlimit.Limit(8 * gib), memlimit.Limit(4 * gib), math.MaxInt64,
+			4 * gib},
+		{"a group of version 1 without a limit", memlimit.Limit(math.MaxInt64), memlimit.Limit(4 * gib), math.MaxInt64,
+			4 * gib},
 		{"a machine without groups", none, memlimit.Limit(4 * gib), math.MaxInt64, 4 * gib},
 		{"GOMEMLIMIT below the rest", memlimit.Limit(2 * gib), memlimit.Limit(4 * gib), 900 << 20, 1000 << 20},
 		{"GOMEMLIMIT above the rest", memlimit.Limit(gib), memlimit.Limit(4 * gib), 8 * gib, gib},
@@ -56,7 +58,8 @@ func TestSetLimit(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	for text, want := range map[string]int64{
-		"auto": 0, "0": -1, "16MiB": 16 << 20, "16777216": 16 << 20, "512MiB": 512 << 20, "1.5GiB": 3 << 29, "2GB": 2e9, "2 gb": 2e9,
+		"auto": 0, "0": -1, "16MiB": 16 << 20, "16777216": 16 << 20, "512MiB": 512 << 20, "1.5GiB": 3 << 29, "2GB": 2e9,
+		"2 gb": 2e9,
 	} {
 		got, err := ParseMemory(text)
 		expect.True(t, got == want && err == nil, "%q: %d, %v; want %d", text, got, err, want)
@@ -66,7 +69,8 @@ func TestParse(t *testing.T) {
 		t.Errorf("50%% is %d, %v; 100%% is %d", half, err, whole)
 	}
 	for _, text := range []string{
-		"", "%", "0%", "101%", "-1%", "1.5%", "70 %", "-1", "-1GiB", "many", "1MiBs", "15.9MiB", "1", "9EiB", "99999999999999999999",
+		"", "%", "0%", "101%", "-1%", "1.5%", "70 %", "-1", "-1GiB", "many", "1MiBs", "15.9MiB", "1", "9EiB",
+		"99999999999999999999",
 	} {
 		got, err := ParseMemory(text)
 		expect.True(t, err != nil && strings.Contains(err.Error(), text), "%q: %d, %v", text, got, err)

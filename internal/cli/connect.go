@@ -69,7 +69,8 @@ func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.
 	case s.Code() == codes.Unavailable && strings.Contains(s.Message(), "does not look like a TLS handshake"):
 		return fmt.Errorf("addr: %s does not speak TLS: leave tls-ca-file out, or give another port", r.addr)
 	case s.Code() == codes.Unavailable:
-		return fmt.Errorf("addr: no node answers gRPC at %s (its port is 8081 unless set otherwise): %s", r.addr, s.Message())
+		return fmt.Errorf("addr: no node answers gRPC at %s (its port is 8081 unless set otherwise): %s", r.addr,
+			s.Message())
 	case s.Code() == codes.DeadlineExceeded:
 		return fmt.Errorf("addr: no answer from %s within %v (timeout)", r.addr, r.timeout)
 	default:
@@ -79,7 +80,8 @@ func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.
 
 // speaksTLS reports whether the server at an address answers a TLS handshake. It sends nothing after that.
 func speaksTLS(ctx context.Context, addr string) bool {
-	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // nothing is sent, so the server need not be trusted
+	// nothing is sent, so the server need not be trusted
+	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}}
 	conn, err := dialer.DialContext(ctx, "tcp", addr)
 	if err == nil {
 		_ = conn.Close() // it was used for the handshake only
@@ -107,16 +109,19 @@ func (r *connection) register(fs *pflag.FlagSet) {
 	fs.DurationVar(&r.timeout, "timeout", 2*time.Second, "longest time to wait for the answer")
 	registerSettings(fs, &r.tls)
 	if r.withID {
-		fs.StringVarP(&r.output, "output", "o", "text", "how to print the answer: text, json, or id (the reservation_id alone)")
+		fs.StringVarP(&r.output, "output", "o", "text",
+			"how to print the answer: text, json, or id (the reservation_id alone)")
 		return
 	}
 	fs.StringVarP(&r.output, "output", "o", "text", "how to print the answer: text or json")
 }
 
 // command returns a command that calls f with a connection to the node. f prints the answer to out.
-func (r *connection) command(use, short string, f func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) error) *cobra.Command {
+func (r *connection) command(use, short string,
+	f func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) error) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: namedArgs, RunE: func(cmd *cobra.Command, args []string) error {
-		return r.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error { return f(ctx, conn, args, cmd.OutOrStdout()) })
+		return r.connect(cmd.Context(),
+			func(ctx context.Context, conn *grpc.ClientConn) error { return f(ctx, conn, args, cmd.OutOrStdout()) })
 	}}
 	r.register(cmd.Flags())
 	return cmd
@@ -165,7 +170,8 @@ func (f *targetFlags) inline(fs *pflag.FlagSet) (*algo.Limit, error) {
 func (f *targetFlags) message(inline *algo.Limit, key string) *weirv1.Target {
 	t := &weirv1.Target{Policy: f.Policy, Namespace: f.Namespace, Key: key}
 	if inline != nil {
-		t.Limit = &weirv1.Limit{Algorithm: weirv1.Algorithm(inline.Algorithm), Limit: inline.Limit, WindowNs: int64(inline.Window)}
+		t.Limit = &weirv1.Limit{Algorithm: weirv1.Algorithm(inline.Algorithm), Limit: inline.Limit,
+			WindowNs: int64(inline.Window)}
 	}
 	return t
 }

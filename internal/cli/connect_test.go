@@ -31,7 +31,8 @@ func TestInline(t *testing.T) {
 	}{
 		{"--policy p", nil, ""},
 		{"--limit 5/1m", &algo.Limit{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute}, ""},
-		{"--limit 5/1m --algorithm token_bucket --namespace n", &algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Minute}, ""},
+		{"--limit 5/1m --algorithm token_bucket --namespace n",
+			&algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Minute}, ""},
 		{"", nil, "policy: "},
 		{"--policy p --limit 5/1m", nil, "limit: goes without"},
 		{"--policy p --algorithm sliding_log", nil, "algorithm: goes with"}, // though it is the default
@@ -138,7 +139,8 @@ func TestConnect(t *testing.T) {
 		{connection{addr: "127.0.0.1", timeout: time.Minute}, `addr: "127.0.0.1" is not HOST:PORT`},
 		{connection{addr: ":1", timeout: time.Minute}, `addr: ":1" is not HOST:PORT`},
 		{connection{addr: addr, timeout: time.Minute}, "present a token"},
-		{connection{addr: addr, timeout: 50 * time.Millisecond, tls: token}, "addr: no answer from " + addr + " within 50ms"},
+		{connection{addr: addr, timeout: 50 * time.Millisecond, tls: token},
+			"addr: no answer from " + addr + " within 50ms"},
 		{connection{addr: "127.0.0.1:1", timeout: time.Minute}, "addr: no node answers gRPC at 127.0.0.1:1"},
 		{connection{addr: "192.0.2.1:1", timeout: time.Minute, tls: token}, "token-file: "},
 	} {
@@ -153,8 +155,10 @@ func TestConnect(t *testing.T) {
 // TestOwnNames: of what a node says, the field that it begins with has the name that commands have for it.
 func TestOwnNames(t *testing.T) {
 	for message, want := range map[string]string{
-		"target.policy: is unknown": "policy: is unknown", "ttl_ns: is short": "ttl: is short", "target.limit.window_ns: is long": "limit.window: is long",
-		"override.settings.limit: is 0": "settings.limit: is 0", "id: is missing": "id: is missing", "present a token": "present a token", "grpc: received: 3": "grpc: received: 3",
+		"target.policy: is unknown": "policy: is unknown", "ttl_ns: is short": "ttl: is short",
+		"target.limit.window_ns: is long": "limit.window: is long",
+		"override.settings.limit: is 0":   "settings.limit: is 0", "id: is missing": "id: is missing",
+		"present a token": "present a token", "grpc: received: 3": "grpc: received: 3",
 	} {
 		expect.Equal(t, ownNames(message), want, "%q", message)
 	}

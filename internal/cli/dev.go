@@ -89,7 +89,8 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 	base := node.Config{
 		Version: cfg.Version, Bind: "127.0.0.1", Voters: voters, Policies: set, PolicyFile: cfg.Policies,
 		HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
-		KeepNothing: true, Grace: 5 * time.Second, Memory: admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes)),
+		KeepNothing: true, Grace: 5 * time.Second,
+		Memory: admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes)),
 	}
 	var nodes []*node.Node
 	running, fail := context.WithCancelCause(ctx)
@@ -105,7 +106,8 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 		own := base
 		own.Name, own.Logger = name, cfg.Logger.With("node", name)
 		if i == 0 {
-			own.HTTPPort, own.GRPCPort, own.AnyPortIfTaken = cmp.Or(cfg.HTTP, node.PortAny), cmp.Or(cfg.GRPC, node.PortAny), cfg.AnyPort
+			own.HTTPPort, own.GRPCPort, own.AnyPortIfTaken = cmp.Or(cfg.HTTP, node.PortAny),
+				cmp.Or(cfg.GRPC, node.PortAny), cfg.AnyPort
 		} else {
 			own.Join = []string{nodes[0].GossipAddr()}
 		}
@@ -176,7 +178,8 @@ func printExamples(w io.Writer, nodes []*node.Node, command string) {
 	http, rpc := nodes[0].HTTPAddr(), nodes[len(nodes)-1].GRPCAddr()
 	fmt.Fprintf(w, "\nConsole: http://%s/console\n", http)
 	fmt.Fprintf(w, "\nTry (repeat it until the limit says no):\n\n")
-	fmt.Fprintf(w, "  curl -i -H 'Content-Type: application/json' -d '{%s,\"key\":\"alice\"}' http://%s/v1/check\n\n", body, http)
+	fmt.Fprintf(w, "  curl -i -H 'Content-Type: application/json' -d '{%s,\"key\":\"alice\"}' http://%s/v1/check\n\n",
+		body, http)
 	fmt.Fprintf(w, "and through another node, or to see the cluster:\n\n")
 	fmt.Fprintf(w, "  %s check alice %s --addr %s\n", command, flags, rpc)
 	fmt.Fprintf(w, "  %s status --addr %s\n", command, rpc)

@@ -48,10 +48,12 @@ func TestDev(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir/")
 	_, stop := startDev(t, devConfig{
 		Command: "bin/weir", Nodes: 2, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler),
-		Policies: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
+		Policies: testkit.WriteFile(t, "policies.yaml",
+			"policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
 	})
 	said := must.Value(stop())(t)
-	for _, want := range []string{"A cluster of 2 is up", "Policies: leases", `-d '{"limit":{"algorithm":"sliding_log"`, "  bin/weir check alice --limit 5/1m", "  bin/weir status ", "stopping"} {
+	for _, want := range []string{"A cluster of 2 is up", "Policies: leases", `-d '{"limit":{"algorithm":"sliding_log"`,
+		"  bin/weir check alice --limit 5/1m", "  bin/weir status ", "stopping"} {
 		expect.True(t, strings.Contains(said, want), "lacks %q:\n%s", want, said)
 	}
 }
@@ -60,8 +62,10 @@ func TestDev(t *testing.T) {
 func TestCommand(t *testing.T) {
 	for name, want := range map[string]string{
 		"weir": "weir", "bin/weir": "bin/weir", "/usr/bin/weir": "/usr/bin/weir", "./node": "./node", "node": "node",
-		"/tmp/go-build123/b001/exe/node": "go run ./cmd/node", "/root/.cache/go-build/a7/a7698c-d/node": "go run ./cmd/node",
-		"/tmp/go-build123/b001/exe/weir": "go run ./cmd/weir", "/root/.cache/go-build/a7/a7698c-d/weir": "go run ./cmd/weir",
+		"/tmp/go-build123/b001/exe/node":         "go run ./cmd/node",
+		"/root/.cache/go-build/a7/a7698c-d/node": "go run ./cmd/node",
+		"/tmp/go-build123/b001/exe/weir":         "go run ./cmd/weir",
+		"/root/.cache/go-build/a7/a7698c-d/weir": "go run ./cmd/weir",
 	} {
 		expect.Equal(t, command(name), want, "%s", name)
 	}

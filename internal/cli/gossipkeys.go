@@ -29,7 +29,8 @@ Keys changed like this are forgotten when a process ends: put the new key into t
 that file on all nodes does the three steps by itself.
 Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
 		newKeyStep("list", "Show which members have which keys", weirv1.KeyAction_KEY_ACTION_LIST),
-		newKeyStep("add FILE", "Give all members a key, in base64 in a file, or - for standard input", weirv1.KeyAction_KEY_ACTION_ADD),
+		newKeyStep("add FILE", "Give all members a key, in base64 in a file, or - for standard input",
+			weirv1.KeyAction_KEY_ACTION_ADD),
 		newKeyStep("use ID", "Have all members encrypt with a key that all have", weirv1.KeyAction_KEY_ACTION_USE),
 		newKeyStep("remove ID", "Have all members forget a key that none uses", weirv1.KeyAction_KEY_ACTION_REMOVE))
 }

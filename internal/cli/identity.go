@@ -83,7 +83,8 @@ func (c *identity) config() (*tls.Config, error) {
 	if !c.encrypted() {
 		return nil, nil
 	}
-	config, err := reload.CertFiles{Cert: c.Cert, Key: c.Key, CA: c.CA}.Client(reload.CertFiles{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-ca-file"})
+	config, err := reload.CertFiles{Cert: c.Cert, Key: c.Key,
+		CA: c.CA}.Client(reload.CertFiles{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-ca-file"})
 	if err == nil {
 		config.ServerName = c.Name
 	}

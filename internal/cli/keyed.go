@@ -25,7 +25,8 @@ type amountFlags struct {
 
 func (f *amountFlags) register(fs *pflag.FlagSet, what string) {
 	fs.Int64Var(&f.cost, "cost", 0, "units that "+what)
-	fs.StringToInt64Var(&f.usage, "usage", nil, "tokens by class in place of --cost, for a policy with prices: input=120,output=30")
+	fs.StringToInt64Var(&f.usage, "usage", nil,
+		"tokens by class in place of --cost, for a policy with prices: input=120,output=30")
 }
 
 // given returns the cost; nil: the flag is not set.
@@ -51,18 +52,20 @@ type keyed struct {
 
 // askAbout returns a command that calls f for one key. how adds flags. cost is the result of given.
 func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
-	f func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error) (cmd *cobra.Command) {
-	cmd = k.command(use+" KEY", short, func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) error {
-		inline, err := k.inline(cmd.Flags())
-		if err != nil {
-			return err
-		}
-		cost, err := k.given(cmd.Flags())
-		if err != nil {
-			return err
-		}
-		return f(ctx, weirv1.NewLimiterClient(conn), k.message(inline, args[0]), cost, out)
-	})
+	f func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64,
+		out io.Writer) error) (cmd *cobra.Command) {
+	cmd = k.command(use+" KEY", short,
+		func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) error {
+			inline, err := k.inline(cmd.Flags())
+			if err != nil {
+				return err
+			}
+			cost, err := k.given(cmd.Flags())
+			if err != nil {
+				return err
+			}
+			return f(ctx, weirv1.NewLimiterClient(conn), k.message(inline, args[0]), cost, out)
+		})
 	cmd.Long = long
 	registerSettings(cmd.Flags(), &k.targetFlags)
 	how(cmd.Flags())
@@ -124,7 +127,8 @@ func printAnswer(w io.Writer, word string, d *weirv1.Decision, asJSON bool) erro
 	for _, flag := range []struct {
 		name string
 		set  bool
-	}{{"shadow", d.Shadow}, {"degraded", d.Degraded}, {"failed_open", d.FailedOpen}, {"failed_closed", d.FailedClosed}, {"retry_after_estimated", d.RetryAfterEstimated}, {"banned", d.Banned}, {"near_limit", d.NearLimit}} {
+	}{{"shadow", d.Shadow}, {"degraded", d.Degraded}, {"failed_open", d.FailedOpen}, {"failed_closed", d.FailedClosed},
+		{"retry_after_estimated", d.RetryAfterEstimated}, {"banned", d.Banned}, {"near_limit", d.NearLimit}} {
 		if flag.set {
 			fmt.Fprint(w, " ", flag.name)
 		}
@@ -141,7 +145,8 @@ func roundUp(ns int64) time.Duration {
 // printEnded prints the end of a reservation: how is "committed" or "cancelled".
 func printEnded(w io.Writer, how string, got *weirv1.CommitResponse, asJSON bool) error {
 	if asJSON {
-		return json.NewEncoder(w).Encode(map[string]any{"refunded": got.Refunded, "excess": got.Excess, "over_limit": got.OverLimit})
+		return json.NewEncoder(w).Encode(map[string]any{"refunded": got.Refunded, "excess": got.Excess,
+			"over_limit": got.OverLimit})
 	}
 	fmt.Fprintf(w, "%s  refunded=%d excess=%d", how, got.Refunded, got.Excess)
 	if got.OverLimit {
@@ -158,7 +163,8 @@ Exit status: 0 admitted, 1 refused, 2 error.`,
 		func(fs *pflag.FlagSet) {
 			fs.Int64Var(&k.cost, "cost", 1, "units asked for; 0 peeks")
 			fs.BoolVar(&k.partial, "partial", false, "take what is left when there is less than the cost")
-			fs.StringVar(&k.requestID, "request-id", "", "charge only once however often the check is repeated under this id")
+			fs.StringVar(&k.requestID, "request-id", "",
+				"charge only once however often the check is repeated under this id")
 		},
 		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {
 			check := &weirv1.Check{Target: t, Cost: cost, Partial: k.partial, RequestId: k.requestID}
@@ -182,10 +188,12 @@ func newCharge() *cobra.Command {
 Exit status: 0 charged, whether or not it was within the limit, 2 error.`,
 		func(fs *pflag.FlagSet) {
 			k.amountFlags.register(fs, "the work cost (default 1)")
-			fs.StringVar(&k.requestID, "request-id", "", "charge only once however often the charge is repeated under this id")
+			fs.StringVar(&k.requestID, "request-id", "",
+				"charge only once however often the charge is repeated under this id")
 		},
 		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {
-			d, err := c.Charge(ctx, &weirv1.ChargeRequest{Target: t, Cost: cost, Usage: k.usage, RequestId: k.requestID})
+			d, err := c.Charge(ctx, &weirv1.ChargeRequest{Target: t, Cost: cost, Usage: k.usage,
+				RequestId: k.requestID})
 			if err != nil {
 				return err
 			}
@@ -204,12 +212,15 @@ is printed, and nothing where nothing is held.
 Exit status: 0 reserved, 1 refused, 2 error.`,
 		func(fs *pflag.FlagSet) {
 			k.amountFlags.register(fs, "it may cost (default: the policy's estimate, or 1)")
-			fs.StringVar(&k.class, "class", "", "class of the work, such as a model, for a policy whose estimate is auto")
+			fs.StringVar(&k.class, "class", "",
+				"class of the work, such as a model, for a policy whose estimate is auto")
 			fs.DurationVar(&k.ttl, "ttl", 0, "how long to wait for commit or cancel, 1ms to 1h (default 1m)")
-			fs.StringVar(&k.requestID, "request-id", "", "reserve only once however often this is repeated under this id")
+			fs.StringVar(&k.requestID, "request-id", "",
+				"reserve only once however often this is repeated under this id")
 		},
 		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {
-			d, err := c.Reserve(ctx, &weirv1.ReserveRequest{Target: t, Cost: cost, Usage: k.usage, Class: k.class, TtlNs: int64(k.ttl), RequestId: k.requestID})
+			d, err := c.Reserve(ctx, &weirv1.ReserveRequest{Target: t, Cost: cost, Usage: k.usage, Class: k.class,
+				TtlNs: int64(k.ttl), RequestId: k.requestID})
 			return k.decided(out, d, err)
 		})
 }
@@ -221,11 +232,14 @@ Exit status: 0 extended, 1 refused, 2 error.`,
 		func(fs *pflag.FlagSet) {
 			k.ofReservation(fs)
 			k.amountFlags.register(fs, "are added")
-			fs.DurationVar(&k.ttl, "ttl", 0, "how long to wait for commit or cancel from now on, 1ms to 1h (default: as long as before)")
-			fs.StringVar(&k.requestID, "request-id", "", "add the units only once however often this is repeated under this id")
+			fs.DurationVar(&k.ttl, "ttl", 0,
+				"how long to wait for commit or cancel from now on, 1ms to 1h (default: as long as before)")
+			fs.StringVar(&k.requestID, "request-id", "",
+				"add the units only once however often this is repeated under this id")
 		},
 		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {
-			d, err := c.Extend(ctx, &weirv1.ExtendRequest{Target: t, ReservationId: k.reservation, Cost: cost, Usage: k.usage, TtlNs: int64(k.ttl), RequestId: k.requestID})
+			d, err := c.Extend(ctx, &weirv1.ExtendRequest{Target: t, ReservationId: k.reservation, Cost: cost,
+				Usage: k.usage, TtlNs: int64(k.ttl), RequestId: k.requestID})
 			return k.decided(out, d, err)
 		})
 }
@@ -241,7 +255,8 @@ Exit status: 0 committed, 2 error.`,
 			fs.BoolVar(&k.exact, "exact", false, "a cost above what was reserved is an error, and changes nothing")
 		},
 		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {
-			in := &weirv1.CommitRequest{Target: t, ReservationId: k.reservation, Cost: cost, Usage: k.usage, Class: k.class}
+			in := &weirv1.CommitRequest{Target: t, ReservationId: k.reservation, Cost: cost, Usage: k.usage,
+				Class: k.class}
 			if k.exact {
 				in.Overrun = weirv1.Overrun_OVERRUN_ERROR
 			}

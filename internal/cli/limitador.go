@@ -138,14 +138,16 @@ func (r *reader) parts(f strictyaml.Fields) (list []limitadorPart) {
 			}
 		}
 	}
-	each("conditions", condition, `descriptors[0]['KEY'] == 'VALUE' and != are`, func(one strictyaml.Field, m []string) {
-		value := m[6] + m[7]
-		if value == "" || strings.HasSuffix(value, "*") {
-			r.Fail(one.Node, one.Path, "cannot be said in Envoy's format: a value must be given there, and one that ends in * stands for all that begin so")
-			return
-		}
-		list = append(list, limitadorPart{key: m[1] + m[2] + m[3] + m[4], value: value, not: m[5] == "!="})
-	})
+	each("conditions", condition, `descriptors[0]['KEY'] == 'VALUE' and != are`,
+		func(one strictyaml.Field, m []string) {
+			value := m[6] + m[7]
+			if value == "" || strings.HasSuffix(value, "*") {
+				r.Fail(one.Node, one.Path,
+					"cannot be said in Envoy's format: a value must be given there, and one that ends in * stands for all that begin so")
+				return
+			}
+			list = append(list, limitadorPart{key: m[1] + m[2] + m[3] + m[4], value: value, not: m[5] == "!="})
+		})
 	each("variables", variable, `descriptors[0]['KEY'] is`, func(_ strictyaml.Field, m []string) {
 		list = append(list, limitadorPart{key: m[1] + m[2] + m[3] + m[4], variable: true})
 	})

@@ -52,11 +52,15 @@ Exit status: 0 done, 1 more was admitted than the limit allows, 2 error, also wh
 	fs := cmd.Flags()
 	registerSettings(fs, &f.targetFlags)
 	registerSettings(fs, &f)
-	fs.StringVar(&f.over, "over", "grpc", "protocol: grpc (a call for each check), stream (the Go client, which merges checks and knows the owners), http or resp (the Redis protocol, with --policy)")
-	fs.StringSliceVar(&f.addrs, "addr", nil, "addresses of nodes, HOST:PORT of the port for --over, used in turn, separated by commas (default 127.0.0.1 with port 8081, over http 8080, over resp 6380)")
-	fs.StringVar(&f.distribution, "distribution", string(load.Uniform), "distribution of the keys: uniform, zipf, or hot (one key in nine of ten checks)")
+	fs.StringVar(&f.over, "over", "grpc",
+		"protocol: grpc (a call for each check), stream (the Go client, which merges checks and knows the owners), http or resp (the Redis protocol, with --policy)")
+	fs.StringSliceVar(&f.addrs, "addr", nil,
+		"addresses of nodes, HOST:PORT of the port for --over, used in turn, separated by commas (default 127.0.0.1 with port 8081, over http 8080, over resp 6380)")
+	fs.StringVar(&f.distribution, "distribution", string(load.Uniform),
+		"distribution of the keys: uniform, zipf, or hot (one key in nine of ten checks)")
 	fs.Uint64Var(&f.Run.Keys.Seed, "seed", 1, "the same seed asks for the same keys in the same order")
-	fs.StringVar(&f.atMost, "at-most", "", "bound to check the answers against: units of a key in any window, such as 5/1m (default: what --limit and --algorithm admit; with --policy, twice the limit that the node tells over grpc and stream)")
+	fs.StringVar(&f.atMost, "at-most", "",
+		"bound to check the answers against: units of a key in any window, such as 5/1m (default: what --limit and --algorithm admit; with --policy, twice the limit that the node tells over grpc and stream)")
 	registerSettings(fs, &f.tls)
 	fs.StringVarP(&f.output, "output", "o", "text", "how to print the result: text or json")
 	return cmd
@@ -94,7 +98,8 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	}
 	line := newProgressLine(stderr)
 	cfg.Progress = func(p load.Progress) {
-		line.Show("[%s] %v of %v  %s checks  p99 %v", bar(int64(p.Elapsed), int64(p.Of)), p.Elapsed.Round(time.Second), p.Of, humanize.Comma(p.Sent), short(p.P99))
+		line.Show("[%s] %v of %v  %s checks  p99 %v", bar(int64(p.Elapsed), int64(p.Of)), p.Elapsed.Round(time.Second),
+			p.Of, humanize.Comma(p.Sent), short(p.P99))
 	}
 	// The generator holds so little memory that it would collect many times a second, and take CPU from the nodes that
 	// it measures: a third more CPU time a check if both are on one machine.
@@ -111,7 +116,8 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	case result.Verdict != nil && !result.Verdict.Holds:
 		return errNegative
 	case result.Errors > 0:
-		return fmt.Errorf("%d of %d checks got no decision; the first: %s", result.Errors, result.Checks, result.FirstError)
+		return fmt.Errorf("%d of %d checks got no decision; the first: %s", result.Errors, result.Checks,
+			result.FirstError)
 	}
 	return nil
 }
@@ -137,15 +143,18 @@ func printLoad(w io.Writer, run *load.Config, over string, r *load.Result, asJSO
 	if run.Rate > 0 {
 		loop = fmt.Sprintf("open loop at %s a second", humanize.Commaf(run.Rate))
 	}
-	fmt.Fprintf(w, "%s checks in %v over %s, %s, %d workers: %s decisions a second\n", humanize.Comma(r.Checks), r.Elapsed.Round(time.Millisecond), over, loop,
+	fmt.Fprintf(w, "%s checks in %v over %s, %s, %d workers: %s decisions a second\n", humanize.Comma(r.Checks),
+		r.Elapsed.Round(time.Millisecond), over, loop,
 		run.Concurrency, humanize.CommafWithDigits(r.Rate, 1))
-	fmt.Fprintf(w, "admitted %s (failed open %s)  refused %s (failed closed %s)  errors %s", humanize.Comma(r.Admitted), humanize.Comma(r.FailedOpen),
+	fmt.Fprintf(w, "admitted %s (failed open %s)  refused %s (failed closed %s)  errors %s", humanize.Comma(r.Admitted),
+		humanize.Comma(r.FailedOpen),
 		humanize.Comma(r.Refused), humanize.Comma(r.FailedClosed), humanize.Comma(r.Errors))
 	if run.Rate > 0 {
 		fmt.Fprintf(w, "  unsent %s", humanize.Comma(r.Unsent))
 	}
 	l := r.Latency
-	fmt.Fprintf(w, "\nlatency min %v  p50 %v  p90 %v  p99 %v  p99.9 %v  max %v  mean %v\n", short(l.Min), short(l.P50), short(l.P90), short(l.P99), short(l.P999), short(l.Max), short(l.Mean))
+	fmt.Fprintf(w, "\nlatency min %v  p50 %v  p90 %v  p99 %v  p99.9 %v  max %v  mean %v\n", short(l.Min), short(l.P50),
+		short(l.P90), short(l.P99), short(l.P999), short(l.Max), short(l.Mean))
 	if r.Unsent > 0 {
 		fmt.Fprintf(w, "%s checks were due and never sent, and are not among the latencies: the cluster or this host cannot keep up, or give more workers\n", humanize.Comma(r.Unsent))
 	}
@@ -154,9 +163,11 @@ func printLoad(w io.Writer, run *load.Config, over string, r *load.Result, asJSO
 	case v == nil:
 		_, err = fmt.Fprintln(w, "not checked: nothing says what the policy lets through")
 	case v.Holds:
-		_, err = fmt.Fprintf(w, "checked: no key was admitted more than %d units in any %v; the most was %d\n", v.Units, v.Window, v.Most)
+		_, err = fmt.Fprintf(w, "checked: no key was admitted more than %d units in any %v; the most was %d\n", v.Units,
+			v.Window, v.Most)
 	default:
-		_, err = fmt.Fprintf(w, "FAILED: %q was admitted %d units within %v, more than %d\n", v.Key, v.Most, v.Window, v.Units)
+		_, err = fmt.Fprintf(w, "FAILED: %q was admitted %d units within %v, more than %d\n", v.Key, v.Most, v.Window,
+			v.Units)
 	}
 	return err
 }

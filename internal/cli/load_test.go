@@ -40,11 +40,13 @@ func TestLoad(t *testing.T) {
 		over, addr, rate string
 		distribution     load.Distribution
 	}{
-		{"grpc", grpc, "0", load.Uniform}, {"grpc", grpc, "0", load.Zipf}, {"grpc", grpc, "0", load.Hot}, {"stream", grpc, "0", load.Uniform},
+		{"grpc", grpc, "0", load.Uniform}, {"grpc", grpc, "0", load.Zipf}, {"grpc", grpc, "0", load.Hot},
+		{"stream", grpc, "0", load.Uniform},
 		{"http", http, "0", load.Uniform}, {"grpc", grpc, "2000", load.Uniform}, {"http", http, "2000", load.Hot},
 	} {
 		name := c.over + "-" + c.rate + "-" + string(c.distribution)
-		code, out, errs := runLoad("--over", c.over, "--addr", c.addr, "--rate", c.rate, "--limit", "7/1h", "--namespace", name, "--distribution", string(c.distribution),
+		code, out, errs := runLoad("--over", c.over, "--addr", c.addr, "--rate", c.rate, "--limit", "7/1h",
+			"--namespace", name, "--distribution", string(c.distribution),
 			"--keys", "20", "--count", "400", "--for", "1m", "--timeout", "20s", "--concurrency", "16", "-o", "json")
 		var r load.Result
 		if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitOK || errs != "" {
@@ -64,7 +66,8 @@ func TestLoad(t *testing.T) {
 // TestLoadOverRESP: the Redis protocol takes policies.
 func TestLoadOverRESP(t *testing.T) {
 	n, shop, _ := startSecured(t, func(cfg *node.Config) { cfg.RESPPort = node.PortAny })
-	args := []string{"--over", "resp", "--addr", n.RESPAddr(), "--policy", "login", "--at-most", "5/1m", "--keys", "4", "--count", "200", "--concurrency", "8", "--timeout", "20s", "-o", "json"}
+	args := []string{"--over", "resp", "--addr", n.RESPAddr(), "--policy", "login", "--at-most", "5/1m", "--keys", "4",
+		"--count", "200", "--concurrency", "8", "--timeout", "20s", "-o", "json"}
 	code, out, errs := runLoad(append(args, "--token-file", testkit.WriteFile(t, "token", shop))...)
 	var r load.Result
 	err := json.Unmarshal([]byte(out), &r)
@@ -79,23 +82,27 @@ func TestLoadOverRESP(t *testing.T) {
 func TestLoadFindsExcess(t *testing.T) {
 	n := startReady(t, testConfig(t, "a"))
 	grpc := n.GRPCAddr()
-	code, out, errs := runLoad("--addr", grpc, "--policy", "login", "--at-most", "4/1h", "--keys", "1", "--count", "20", "--key-prefix", "x-", "--timeout", "20s")
+	code, out, errs := runLoad("--addr", grpc, "--policy", "login", "--at-most", "4/1h", "--keys", "1", "--count", "20",
+		"--key-prefix", "x-", "--timeout", "20s")
 	expect.True(t, code == exitNegative && strings.Contains(out,
 		`FAILED: "x-1" was admitted 5 units within 1h0m0s, more than 4`) && errs == "", "%d: %s%s", code, out, errs)
-	code, out, errs = runLoad("--addr", grpc, "--policy", "login", "--at-most", "5/1m", "--keys", "1", "--count", "20", "--key-prefix", "y-", "--timeout", "20s")
+	code, out, errs = runLoad("--addr", grpc, "--policy", "login", "--at-most", "5/1m", "--keys", "1", "--count", "20",
+		"--key-prefix", "y-", "--timeout", "20s")
 	expect.True(t, code == exitOK && strings.Contains(out,
 		"checked: no key was admitted more than 5 units in any 1m0s; the most was 5") && errs == "",
 		"%d: %s%s", code, out, errs)
 	code, out, errs = runLoad("--addr", grpc, "--policy", "login", "--count", "20", "--timeout", "20s")
 	expect.True(t, code == exitOK && strings.Contains(out,
-		"checked: no key was admitted more than 10 units in any 1m0s") && errs == "", "%d: %s%s", code, out, errs) // learned from the node
+		// learned from the node
+		"checked: no key was admitted more than 10 units in any 1m0s") && errs == "", "%d: %s%s", code, out, errs)
 }
 
 // TestLoadWithTokens: a cluster with an access file, with the right token, another one and none.
 func TestLoadWithTokens(t *testing.T) {
 	n, shop, all := startSecured(t, nil)
 	for over, addr := range map[string]string{"grpc": n.GRPCAddr(), "stream": n.GRPCAddr(), "http": n.HTTPAddr()} {
-		args := []string{"--over", over, "--addr", addr, "--limit", "1/1h", "--count", "5", "--keys", "5", "--timeout", "20s", "--namespace", over}
+		args := []string{"--over", over, "--addr", addr, "--limit", "1/1h", "--count", "5", "--keys", "5", "--timeout",
+			"20s", "--namespace", over}
 		code, out, errs := runLoad(append(args, "--token-file", testkit.WriteFile(t, "token", all))...)
 		expect.True(t, code == exitOK, "%s: %d %s %s", over, code, out, errs)
 		for _, more := range [][]string{nil, {"--token-file", testkit.WriteFile(t, "token", shop)}} {
@@ -109,7 +116,8 @@ func TestLoadWithTokens(t *testing.T) {
 // TestLoadBound: what a limit that is sent along lets through in any window of its length, by its algorithm.
 func TestLoadBound(t *testing.T) {
 	for algorithm, want := range map[string]int64{
-		"sliding_log": 5, "sliding_window": 5, "fixed_window": 10, "sliding_counter": 10, "token_bucket": 10, "leaky_bucket": 10,
+		"sliding_log": 5, "sliding_window": 5, "fixed_window": 10, "sliding_counter": 10, "token_bucket": 10,
+		"leaky_bucket": 10,
 	} {
 		f := loadFlags{}
 		fs := pflag.NewFlagSet("load", pflag.ContinueOnError)
@@ -148,8 +156,10 @@ func TestLoadErrors(t *testing.T) {
 		`invalid argument "0s" for "--timeout" flag: "0s" is not a `: {"--limit", "5/1m", "--timeout", "0s"},
 		"--tls-ca-file: ": {"--limit", "5/1m", "--tls-ca-file", "missing"},
 		"--token-file: ":  {"--limit", "5/1m", "--token-file", "missing"},
-		"3 of 3 checks got no decision; the first":                   {"--limit", "5/1m", "--addr", "127.0.0.1:1", "--count", "3"},
-		"3 of 3 checks got no decision; the first: no node answered": {"--limit", "5/1m", "--addr", "127.0.0.1:1", "--count", "3", "--over", "stream"},
+		"3 of 3 checks got no decision; the first": {"--limit", "5/1m", "--addr", "127.0.0.1:1",
+			"--count", "3"},
+		"3 of 3 checks got no decision; the first: no node answered": {"--limit", "5/1m", "--addr", "127.0.0.1:1",
+			"--count", "3", "--over", "stream"},
 	} {
 		if code, _, errs := runLoad(args...); code != exitError || !strings.HasPrefix(errs, "weir: "+want) {
 			t.Errorf("%v: %d %s, want %s", args, code, errs, want)
@@ -164,15 +174,18 @@ func TestSimulate(t *testing.T) {
 		must.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
-	policies := file("p.yaml", "policies:\n  - {name: log, algorithm: sliding_log, limit: 2, window: 10s}\n  - {name: leases, algorithm: concurrency, limit: 2, ttl: 10s}\n")
+	policies := file("p.yaml",
+		"policies:\n  - {name: log, algorithm: sliding_log, limit: 2, window: 10s}\n  - {name: leases, algorithm: concurrency, limit: 2, ttl: 10s}\n")
 	none := file("none.yaml", "policies: [{name: leases, algorithm: concurrency, limit: 2, ttl: 10s}]\n")
 	wrong := file("wrong.yaml", "policies: [{name: log, algorithm: sliding_log, limit: 0, window: 10s}]\n")
 	log := file("log.csv", "time,key\n1,a\n2,a\n3,a\nx\n10.5,b\n11,a\n")
 	html := filepath.Join(dir, "report.html")
 
 	var out, errs strings.Builder
-	must.Equal(t, run([]string{"simulate", "--input", log, "--policies", policies, "--html", html, "--suggest", "callers=0%"}, &out, &errs), exitOK, "exit status: %s", &errs)
-	for _, want := range []string{"5 requests of 2 keys", "malformed lines, left out: 1", "line 5 ", "log", "2 per 10s", "1 (20 %)", "3 (callers 0 %, requests 0 %)"} {
+	must.Equal(t, run([]string{"simulate", "--input", log, "--policies", policies, "--html", html, "--suggest",
+		"callers=0%"}, &out, &errs), exitOK, "exit status: %s", &errs)
+	for _, want := range []string{"5 requests of 2 keys", "malformed lines, left out: 1", "line 5 ", "log", "2 per 10s",
+		"1 (20 %)", "3 (callers 0 %, requests 0 %)"} {
 		expect.True(t, strings.Contains(out.String(), want), "the table lacks %q:\n%s", want, &out)
 	}
 	expect.True(t, strings.Contains(errs.String(), `"leases" is a concurrency limit and left out`),
@@ -180,27 +193,32 @@ func TestSimulate(t *testing.T) {
 	page, err := os.ReadFile(html)
 	expect.True(t, err == nil && strings.Contains(string(page), "<title>Weir: "), "%v: %.80s", err, page)
 	out.Reset()
-	if code := run([]string{"simulate", "--generate", "burst", "--rate", "1", "--for", "2m", "--policies", policies, "-o", "json"}, &out, &errs); code != exitOK || !strings.HasPrefix(out.String(), `{"events":90,`) {
+	if code := run([]string{"simulate", "--generate", "burst", "--rate", "1", "--for", "2m", "--policies", policies,
+		"-o", "json"}, &out, &errs); code != exitOK || !strings.HasPrefix(out.String(), `{"events":90,`) {
 		t.Errorf("%d: %.200s %s", code, &out, &errs)
 	}
 
 	for want, args := range map[string][]string{
-		"--policies: name the file":                   {"--input", log},
-		"--input: give either":                        {"--policies", policies},
-		"--input: give either a file":                 {"--policies", policies, "--input", log, "--generate", "steady"},
-		"--output: ":                                  {"--policies", policies, "--input", log, "-o", "xml"},
-		"--policies: " + wrong + ":1:":                {"--policies", wrong, "--input", log},
-		"--policies: " + none + " has no policy":      {"--policies", none, "--input", log},
-		`--policy: there is no policy "x"`:            {"--policies", policies, "--input", log, "--policy", "x"},
-		`policy "leases": is a concurrency limit`:     {"--policies", policies, "--input", log, "--policy", "leases"},
-		"--input: open ":                              {"--policies", policies, "--input", filepath.Join(dir, "missing")},
-		`--input: ` + log + `: format "x"`:            {"--policies", policies, "--input", log, "--format", "x"},
-		"--key-regexp: ":                              {"--policies", policies, "--input", log, "--key-regexp", "("},
-		"--suggest: ":                                 {"--policies", policies, "--input", log, "--suggest", "everybody"},
-		`--suggest: "2" is not a share`:               {"--policies", policies, "--input", log, "--suggest", "callers=2"},
-		`--generate: pattern "x"`:                     {"--policies", policies, "--generate", "x"},
-		"--generate: rate":                            {"--policies", policies, "--generate", "steady", "--rate", "0"},
-		"--html: ":                                    {"--policies", policies, "--input", log, "--html", filepath.Join(dir, "no", "x")},
+		"--policies: name the file":               {"--input", log},
+		"--input: give either":                    {"--policies", policies},
+		"--input: give either a file":             {"--policies", policies, "--input", log, "--generate", "steady"},
+		"--output: ":                              {"--policies", policies, "--input", log, "-o", "xml"},
+		"--policies: " + wrong + ":1:":            {"--policies", wrong, "--input", log},
+		"--policies: " + none + " has no policy":  {"--policies", none, "--input", log},
+		`--policy: there is no policy "x"`:        {"--policies", policies, "--input", log, "--policy", "x"},
+		`policy "leases": is a concurrency limit`: {"--policies", policies, "--input", log, "--policy", "leases"},
+		"--input: open ": {"--policies", policies, "--input",
+			filepath.Join(dir, "missing")},
+		`--input: ` + log + `: format "x"`: {"--policies", policies, "--input", log, "--format", "x"},
+		"--key-regexp: ":                   {"--policies", policies, "--input", log, "--key-regexp", "("},
+		"--suggest: ": {"--policies", policies, "--input", log, "--suggest",
+			"everybody"},
+		`--suggest: "2" is not a share`: {"--policies", policies, "--input", log, "--suggest",
+			"callers=2"},
+		`--generate: pattern "x"`: {"--policies", policies, "--generate", "x"},
+		"--generate: rate":        {"--policies", policies, "--generate", "steady", "--rate", "0"},
+		"--html: ": {"--policies", policies, "--input", log, "--html",
+			filepath.Join(dir, "no", "x")},
 		"--input: " + none + ".gz: not in the gzip f": {"--policies", policies, "--input", file("none.yaml.gz", "x")},
 	} {
 		var out, errs strings.Builder

@@ -76,7 +76,8 @@ func newRoot() *cobra.Command {
 owner decides in memory, on one clock.
 
 Start with:  weir dev`,
-		newDev(), newRun(), newCheck(), newCharge(), newReserve(), newExtend(), newCommit(), newCancel(), newStatus(), newTop(), newValidate(),
+		newDev(), newRun(), newCheck(), newCharge(), newReserve(), newExtend(), newCommit(), newCancel(), newStatus(),
+		newTop(), newValidate(),
 		newSimulate(), newLoad(), newToken(), newSecrets(), newGossipKeys(), newOverride(),
 		&cobra.Command{Use: "version", Short: "Print version, commit, Go release and platform", Args: namedArgs,
 			Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "weir", build()) }})
@@ -110,7 +111,8 @@ func newHelp() *cobra.Command {
 
 // group returns a command that only has subcommands.
 func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: noCommand, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: noCommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(commands...)
 	return cmd
 }

@@ -19,9 +19,11 @@ import (
 // testConfig is a node on free loopback ports.
 func testConfig(t *testing.T, name string) node.Config {
 	return node.Config{
-		Name: name, Bind: "127.0.0.1", HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
-		Timeout: 10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
-		PolicyFile: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: login, algorithm: sliding_log, limit: 5, window: 1m}\n"),
+		Name: name, Bind: "127.0.0.1", HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny,
+		PeerPort: node.PortAny,
+		Timeout:  10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		PolicyFile: testkit.WriteFile(t, "policies.yaml",
+			"policies:\n  - {name: login, algorithm: sliding_log, limit: 5, window: 1m}\n"),
 	}
 }
 
@@ -82,9 +84,11 @@ func TestOverride(t *testing.T) {
 		out, err string // a part of it
 	}{
 		{[]string{"list"}, exitOK, "POLICY  FOR", ""},
-		{[]string{"set", "login", "al\nice", `{"limit":500}`}, exitOK, "login key \"al\\nice\": {\"limit\":500}\n1 of 1 members have it, 0 on disk\n", ""},
+		{[]string{"set", "login", "al\nice", `{"limit":500}`}, exitOK,
+			"login key \"al\\nice\": {\"limit\":500}\n1 of 1 members have it, 0 on disk\n", ""},
 		{[]string{"set", "login", "al\nice", `{"blocked":true}`}, exitOK, `{"blocked":true}, was {"limit":500}`, ""},
-		{[]string{"set", "--prefix", "login", "vip-", `{"unlimited":true}`, "-o", "json"}, exitOK, `"prefix": "vip-"`, ""},
+		{[]string{"set", "--prefix", "login", "vip-", `{"unlimited":true}`, "-o", "json"}, exitOK, `"prefix": "vip-"`,
+			""},
 		{[]string{"list", "--policy", "login"}, exitOK, `login   prefix "vip-"  {"unlimited":true}  `, ""},
 		{[]string{"list", "-o", "json"}, exitOK, `"version": "2@node"`, ""},
 		{[]string{"set", "login", "k", `{"limit":0}`}, exitError, "", "settings.limit: must not be zero"},
@@ -94,7 +98,8 @@ func TestOverride(t *testing.T) {
 		{[]string{"delete", "--prefix", "login", "vip-"}, exitOK, `login prefix "vip-": deleted`, ""},
 	} {
 		var out, errs strings.Builder
-		code := run(append(append([]string{"override"}, c.args...), "--timeout=20s", "--addr", n.GRPCAddr()), &out, &errs)
+		code := run(append(append([]string{"override"}, c.args...), "--timeout=20s", "--addr", n.GRPCAddr()), &out,
+			&errs)
 		expect.True(t, code == c.code && strings.Contains(out.String(), c.out) &&
 			strings.Contains(errs.String(), c.err) && (c.err == "") == (errs.String() == ""),
 			"%q: exit status %d\n%s\n%s", c.args, code, &out, &errs)

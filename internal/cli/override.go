@@ -27,18 +27,22 @@ func newOverride() *cobra.Command {
 SETTINGS are the fields of an override in a policy file, as a JSON object. With an access file it takes a token with the role overrides.
 Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with nothing changed.`,
 		newOverrideChange("set POLICY KEY SETTINGS", "Give a key other limits",
-			func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
-				return c.SetOverride(ctx, &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: args[0], Key: key, Prefix: prefix, Settings: args[2]}})
+			func(ctx context.Context, c weirv1.OverridesClient, key, prefix string,
+				args []string) (*weirv1.OverrideChange, error) {
+				return c.SetOverride(ctx, &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: args[0],
+					Key: key, Prefix: prefix, Settings: args[2]}})
 			}),
 		newOverrideChange("delete POLICY KEY", "Give a key the limits of the policy file again",
-			func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
+			func(ctx context.Context, c weirv1.OverridesClient, key, prefix string,
+				args []string) (*weirv1.OverrideChange, error) {
 				return c.DeleteOverride(ctx, &weirv1.DeleteOverrideRequest{Policy: args[0], Key: key, Prefix: prefix})
 			}),
 		newOverrideList())
 }
 
 // changeOverride has a node change the override of a key or a prefix.
-type changeOverride func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error)
+type changeOverride func(ctx context.Context, c weirv1.OverridesClient, key, prefix string,
+	args []string) (*weirv1.OverrideChange, error)
 
 func newOverrideChange(use, short string, ask changeOverride) *cobra.Command {
 	var f connection
@@ -64,19 +68,20 @@ func newOverrideChange(use, short string, ask changeOverride) *cobra.Command {
 func newOverrideList() *cobra.Command {
 	var f connection
 	var policy string
-	cmd := f.command("list", "Show the overrides that were set while nodes run", func(ctx context.Context, conn *grpc.ClientConn, _ []string, out io.Writer) error {
-		all, page := new(weirv1.ListOverridesResponse), &weirv1.ListOverridesRequest{Policy: policy, PageSize: 1000}
-		for {
-			resp, err := weirv1.NewOverridesClient(conn).ListOverrides(ctx, page)
-			if err != nil {
-				return err
+	cmd := f.command("list", "Show the overrides that were set while nodes run",
+		func(ctx context.Context, conn *grpc.ClientConn, _ []string, out io.Writer) error {
+			all, page := new(weirv1.ListOverridesResponse), &weirv1.ListOverridesRequest{Policy: policy, PageSize: 1000}
+			for {
+				resp, err := weirv1.NewOverridesClient(conn).ListOverrides(ctx, page)
+				if err != nil {
+					return err
+				}
+				all.Overrides = append(all.Overrides, resp.Overrides...)
+				if page.PageToken = resp.NextPageToken; page.PageToken == "" {
+					return printOverrides(out, all, f.output == "json")
+				}
 			}
-			all.Overrides = append(all.Overrides, resp.Overrides...)
-			if page.PageToken = resp.NextPageToken; page.PageToken == "" {
-				return printOverrides(out, all, f.output == "json")
-			}
-		}
-	})
+		})
 	cmd.Flags().StringVar(&policy, "policy", "", "only overrides of this policy")
 	return cmd
 }
@@ -88,7 +93,8 @@ func printOverrides(w io.Writer, list *weirv1.ListOverridesResponse, asJSON bool
 	}
 	return table(w, "POLICY\tFOR\tSETTINGS\tCHANGED\tBY\tINACTIVE", func(t io.Writer) {
 		for _, o := range list.Overrides {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", o.Policy, subject(o), o.Settings, time.UnixMilli(o.ChangedAtUnixMs).UTC().Format(time.RFC3339), o.ChangedBy, o.Inactive)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", o.Policy, subject(o), o.Settings,
+				time.UnixMilli(o.ChangedAtUnixMs).UTC().Format(time.RFC3339), o.ChangedBy, o.Inactive)
 		}
 	})
 }

@@ -25,25 +25,29 @@ func TestPrintDecision(t *testing.T) {
 	}{
 		{
 			"allowed",
-			&weirv1.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Remaining: 4, RetryAfterNs: proto.Int64(0), ResetAfterNs: int64(time.Minute)},
+			&weirv1.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Remaining: 4,
+				RetryAfterNs: proto.Int64(0), ResetAfterNs: int64(time.Minute)},
 			"allowed  policy=login granted=1 limit=5 remaining=4 reset_after=1m0s",
 			`{"allowed":true,"granted":1,"limit":5,"remaining":4,"retry_after_ms":0,"reset_after_ms":60000,"delay_ms":0,"policy":"login","shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`,
 		},
 		{
 			"refused, rounded up",
-			&weirv1.Decision{Policy: "login", Limit: 5, RetryAfterNs: proto.Int64(int64(1500*time.Millisecond) + 1), ResetAfterNs: 1},
+			&weirv1.Decision{Policy: "login", Limit: 5, RetryAfterNs: proto.Int64(int64(1500*time.Millisecond) + 1),
+				ResetAfterNs: 1},
 			"refused  policy=login granted=0 limit=5 remaining=0 retry_after=1.501s reset_after=1ms",
 			`{"allowed":false,"granted":0,"limit":5,"remaining":0,"retry_after_ms":1501,"reset_after_ms":1,"delay_ms":0,"policy":"login","shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`,
 		},
 		{
 			"never, with all flags",
-			&weirv1.Decision{Policy: "inline", Limit: 5, Remaining: 5, RequestId: "r", Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true, RetryAfterEstimated: true, Banned: true, NearLimit: true},
+			&weirv1.Decision{Policy: "inline", Limit: 5, Remaining: 5, RequestId: "r", Shadow: true, Degraded: true,
+				FailedOpen: true, FailedClosed: true, RetryAfterEstimated: true, Banned: true, NearLimit: true},
 			"refused  policy=inline granted=0 limit=5 remaining=5 retry_after=never shadow degraded failed_open failed_closed retry_after_estimated banned near_limit",
 			`{"allowed":false,"granted":0,"limit":5,"remaining":5,"reset_after_ms":0,"delay_ms":0,"policy":"inline","shadow":true,"degraded":true,"failed_open":true,"failed_closed":true,"retry_after_estimated":true,"banned":true,"near_limit":true,"request_id":"r"}`,
 		},
 		{
 			"delayed and unlimited",
-			&weirv1.Decision{Policy: "mail", Allowed: true, Granted: 2, Limit: -1, Remaining: -1, RetryAfterNs: proto.Int64(0), DelayNs: int64(250 * time.Millisecond)},
+			&weirv1.Decision{Policy: "mail", Allowed: true, Granted: 2, Limit: -1, Remaining: -1,
+				RetryAfterNs: proto.Int64(0), DelayNs: int64(250 * time.Millisecond)},
 			"allowed  policy=mail granted=2 limit=-1 remaining=-1 delay=250ms",
 			`{"allowed":true,"granted":2,"limit":-1,"remaining":-1,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":250,"policy":"mail","shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`,
 		},
@@ -59,12 +63,16 @@ func TestPrintDecision(t *testing.T) {
 
 func TestPrintStatus(t *testing.T) {
 	st := &weirv1.StatusResponse{
-		Node: "n0", Version: "v1.2.3", Ready: true, ReadyDetail: "policy file rejected: p.yaml:1:1: no", Partitions: 4093, Ring: "00ff",
+		Node: "n0", Version: "v1.2.3", Ready: true, ReadyDetail: "policy file rejected: p.yaml:1:1: no",
+		Partitions: 4093, Ring: "00ff",
 		Members: []*weirv1.Member{
-			{Name: "n0", State: "active", Http: "127.0.0.1:8080", Grpc: "127.0.0.1:8081", Partitions: 2000, Reachable: true, Version: "v1.2.3",
-				PoliciesHash: "0123456789abcdef", Policies: 7, Keys: 12, KeysCopied: 5, StateBytes: 3 << 20, UptimeNs: int64(90*time.Second + time.Millisecond),
-				Ownership: &weirv1.Ownership{Held: 1, Moving: 2, Awaited: 3, Copies: 4, Degraded: 5, Pending: 6, Granted: 7, HighestTerm: "1.2/00ff", Voter: "voting"},
-				Loans:     &weirv1.Loans{OnLoan: 300, Borrowers: 2, Recalls: 9, Unanswered: 1, Expired: 42}},
+			{Name: "n0", State: "active", Http: "127.0.0.1:8080", Grpc: "127.0.0.1:8081", Partitions: 2000,
+				Reachable: true, Version: "v1.2.3",
+				PoliciesHash: "0123456789abcdef", Policies: 7, Keys: 12, KeysCopied: 5, StateBytes: 3 << 20,
+				UptimeNs: int64(90*time.Second + time.Millisecond),
+				Ownership: &weirv1.Ownership{Held: 1, Moving: 2, Awaited: 3, Copies: 4, Degraded: 5, Pending: 6,
+					Granted: 7, HighestTerm: "1.2/00ff", Voter: "voting"},
+				Loans: &weirv1.Loans{OnLoan: 300, Borrowers: 2, Recalls: 9, Unanswered: 1, Expired: 42}},
 			{Name: "n1", State: "leaving", Http: "127.0.0.1:9080", Partitions: 2093},
 		},
 	}
@@ -91,7 +99,8 @@ n0    300      2          9        1           42
 
 	b.Reset()
 	must.NoError(t, printStatus(&b, st, true))
-	for _, want := range []string{`"keys": 12,`, `"keys_copied": 5,`, `"uptime_ms": 90001,`, `"pending": 6,`, `"on_loan": 300,`, `"borrowers": 2,`, `"recalls": 9,`, `"unanswered": 1,`, `"expired": 42`} {
+	for _, want := range []string{`"keys": 12,`, `"keys_copied": 5,`, `"uptime_ms": 90001,`, `"pending": 6,`,
+		`"on_loan": 300,`, `"borrowers": 2,`, `"recalls": 9,`, `"unanswered": 1,`, `"expired": 42`} {
 		expect.True(t, strings.Contains(b.String(), want), "%s is not in\n%s", want, &b)
 	}
 
@@ -102,7 +111,8 @@ n0    300      2          9        1           42
 
 func topExample() *weirv1.TopKeysResponse {
 	return &weirv1.TopKeysResponse{
-		Node: "n0", Members: []string{"n0", "n1"}, Unreachable: []string{"n2"}, CountedNs: int64(10 * time.Second), PoliciesCountedNs: int64(20 * time.Second),
+		Node: "n0", Members: []string{"n0", "n1"}, Unreachable: []string{"n2"}, CountedNs: int64(10 * time.Second),
+		PoliciesCountedNs: int64(20 * time.Second),
 		Keys: []*weirv1.KeyUse{
 			{Policy: "login", Key: "alice", Decisions: 125, Refused: 25, Limit: 5, Used: 5},
 			{Namespace: "api", Key: "\x1b]0;owned\a", Decisions: 1},
@@ -131,7 +141,8 @@ alice             login         12        2.50       20%      5/5   100%
 	err := printTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, top, false)
 	expect.True(t, err == nil && strings.Contains(b.String(), "ERRORS/S  BANNED/S\n"), "with bans: %v\n%s", err, &b)
 	b.Reset()
-	err = printTop(&b, weirv1.KeyOrder_KEY_ORDER_BUSIEST, &weirv1.TopKeysResponse{Node: "n0", Members: []string{"n0"}}, false)
+	err = printTop(&b, weirv1.KeyOrder_KEY_ORDER_BUSIEST, &weirv1.TopKeysResponse{Node: "n0", Members: []string{"n0"}},
+		false)
 	expect.True(t, err == nil && strings.Contains(b.String(), "no key was decided on\n"), "%v\n%s", err, &b)
 }
 
@@ -139,12 +150,14 @@ alice             login         12        2.50       20%      5/5   100%
 func TestTopScreen(t *testing.T) {
 	top := topExample()
 	for i := range 100 {
-		top.Keys = append(top.Keys, &weirv1.KeyUse{Policy: strings.Repeat("p", 128), Key: fmt.Sprint(strings.Repeat("ключ-", 200), i), Decisions: 1})
+		top.Keys = append(top.Keys, &weirv1.KeyUse{Policy: strings.Repeat("p", 128),
+			Key: fmt.Sprint(strings.Repeat("ключ-", 200), i), Decisions: 1})
 	}
 	for _, size := range [][2]int{{80, 24}, {20, 5}, {300, 200}, {1, 1}} {
 		for _, err := range []error{nil, errors.New("addr: no node answers")} {
 			screen := topScreen(weirv1.KeyOrder_KEY_ORDER_BUSIEST, top, err, size[0], size[1])
-			lines := strings.Split(strings.TrimSuffix(strings.TrimPrefix(screen, home), "\x1b[K"+endOfScreen), endOfLine)
+			lines := strings.Split(strings.TrimSuffix(strings.TrimPrefix(screen, home), "\x1b[K"+endOfScreen),
+				endOfLine)
 			expect.True(t, len(lines) <= size[1], "%v: %d lines", size, len(lines))
 			for _, line := range lines {
 				expect.True(t, len([]rune(line)) <= size[0] && !strings.ContainsAny(line, "\x1b\a\r\n"),

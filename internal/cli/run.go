@@ -44,7 +44,8 @@ the process at once, SIGHUP reads the policy file, certificates and keys again.`
 			if err := fillFlags(cmd.Flags(), os.LookupEnv); err != nil {
 				return err
 			}
-			return f.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), unknownVariables(cmd.Flags(), os.Environ()))
+			return f.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(),
+				unknownVariables(cmd.Flags(), os.Environ()))
 		},
 	}
 	registerSettings(cmd.Flags(), &f)
@@ -59,9 +60,10 @@ const flushTimeout = time.Second
 func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []string) error {
 	var logger *slog.Logger
 	out := observe.NewLogQueue(stdout, observe.LogQueueConfig{MaxBytes: admission.LogQueue})
-	log := observe.NewLogQueue(stderr, observe.LogQueueConfig{MaxBytes: admission.LogQueue, OnDropped: func(lines uint64) {
-		logger.Warn("log lines dropped", "count", lines, "hint", "the reader of the log does not keep up")
-	}})
+	log := observe.NewLogQueue(stderr,
+		observe.LogQueueConfig{MaxBytes: admission.LogQueue, OnDropped: func(lines uint64) {
+			logger.Warn("log lines dropped", "count", lines, "hint", "the reader of the log does not keep up")
+		}})
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
 		defer cancel()
@@ -147,7 +149,8 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 	return cfg, err
 }
 
-var unknownPolicies = map[string]limiter.Unknown{"error": limiter.UnknownError, "allow": limiter.UnknownAllow, "deny": limiter.UnknownDeny}
+var unknownPolicies = map[string]limiter.Unknown{"error": limiter.UnknownError, "allow": limiter.UnknownAllow,
+	"deny": limiter.UnknownDeny}
 
 // newLogger returns a logger with a format, text or json, and a lowest level.
 func newLogger(w io.Writer, format, level string) (*slog.Logger, error) {

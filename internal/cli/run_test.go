@@ -22,7 +22,8 @@ import (
 // is printed where a result would be.
 func TestBadCommandLines(t *testing.T) {
 	t.Setenv("WEIR_LOG_LEVEL", "error")
-	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
+	policies := testkit.WriteFile(t, "policies.yaml",
+		"policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
 	strict := testkit.WriteFile(t, "strict.yaml", strictPolicy)
 	config := testkit.WriteFile(t, "weir.yaml", "timeout: soon\n")
 	for _, c := range []struct {
@@ -144,7 +145,8 @@ func TestBadCommandLines(t *testing.T) {
 
 func TestHelpAndVersion(t *testing.T) {
 	for args, want := range map[string]string{
-		"": "weir dev", "--help": "weir dev", "help run": "--http-port", "--version": "weir version ", "version": " (commit ", "run --help": "WEIR_HTTP_PORT",
+		"": "weir dev", "--help": "weir dev", "help run": "--http-port", "--version": "weir version ",
+		"version": " (commit ", "run --help": "WEIR_HTTP_PORT",
 	} {
 		var stdout, stderr bytes.Buffer
 		code := run(strings.Fields(args), &stdout, &stderr)
@@ -181,7 +183,8 @@ const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1,
 func TestValidate(t *testing.T) {
 	strict := testkit.WriteFile(t, "strict.yaml", strictPolicy)
 	const warns = ":2:92: policies[0].consistency: strict needs voters: give all nodes the same voters, or use available\n"
-	good := testkit.WriteFile(t, "good.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m}\n")
+	good := testkit.WriteFile(t, "good.yaml",
+		"policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m}\n")
 	edge := testkit.WriteFile(t, "edge.yaml", `domain: edge
 descriptors:
   - key: user
@@ -190,8 +193,10 @@ descriptors:
     rate_limit: {policy: login}
 `)
 	again := testkit.WriteFile(t, "again.yaml", "domain: edge\ndescriptors: [{key: user}]\n")
-	foreign := testkit.WriteFile(t, "limitador.yaml", "- {namespace: shop/eu, max_value: 10, seconds: 60, conditions: [\"method == 'GET'\"], variables: [user]}\n")
-	twice := testkit.WriteFile(t, "twice.yaml", "- {namespace: n, max_value: 10, seconds: 60, variables: [a_b, c]}\n- {namespace: n, max_value: 10, seconds: 60, variables: [a, b_c]}\n- {namespace: n, max_value: 10, seconds: 60, variables: [x, y]}\n- {namespace: n, max_value: 10, seconds: 60, variables: [x], conditions: [\"x == 'size'\", \"z != 7\"]}\n")
+	foreign := testkit.WriteFile(t, "limitador.yaml",
+		"- {namespace: shop/eu, max_value: 10, seconds: 60, conditions: [\"method == 'GET'\"], variables: [user]}\n")
+	twice := testkit.WriteFile(t, "twice.yaml",
+		"- {namespace: n, max_value: 10, seconds: 60, variables: [a_b, c]}\n- {namespace: n, max_value: 10, seconds: 60, variables: [a, b_c]}\n- {namespace: n, max_value: 10, seconds: 60, variables: [x, y]}\n- {namespace: n, max_value: 10, seconds: 60, variables: [x], conditions: [\"x == 'size'\", \"z != 7\"]}\n")
 	into := t.TempDir()
 	bad := testkit.WriteFile(t, "bad.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
 	for _, c := range []struct {
@@ -207,13 +212,15 @@ descriptors:
 		{[]string{"-o", "json", bad}, exitNegative, `"line":2,"column":46,"field":"policies[0].limit"`, ""},
 		{[]string{"-o", "json", good, "/none"}, exitError, `{"mistakes":[],"ok":false,"warnings":[]}` + "\n", ""},
 		{[]string{strict}, exitOK, strict + ": ok, 1 policy\n", "warning: " + strict + warns},
-		{[]string{"-o", "json", strict}, exitOK, `"ok":true,"warnings":[{"file":"` + strict + `","line":2,"column":92,"field":"policies[0].consistency","message":"strict needs voters`,
+		{[]string{"-o", "json", strict}, exitOK, `"ok":true,"warnings":[{"file":"` + strict +
+			`","line":2,"column":92,"field":"policies[0].consistency","message":"strict needs voters`,
 			"warning: " + strict + warns},
 		{[]string{bad, strict}, exitNegative, bad + ":2:46: ", "warning: " + strict + warns},
 		{[]string{edge}, exitOK, edge + ": ok, 2 limits of 1 domain for Envoy\n", ""},
 		{[]string{filepath.Dir(edge), good}, exitOK, edge + ": ok, 2 limits of 1 domain for Envoy\n", ""},
 		{[]string{edge, good, again}, exitNegative, again + ":1:9: domain: is the domain of " + edge, ""},
-		{[]string{"--envoy-merge-domains", edge, again}, exitNegative, again + ":2:21: descriptors[0]: is the second descriptor of the composite key", ""},
+		{[]string{"--envoy-merge-domains", edge, again}, exitNegative,
+			again + ":2:21: descriptors[0]: is the second descriptor of the composite key", ""},
 		{[]string{foreign}, exitOK, foreign + ": ok, 1 limit of 1 namespace of Limitador\n", ""},
 		{[]string{twice}, exitNegative, twice + ":4:90: [3].conditions[1]: is not understood", ""},
 		{[]string{"--convert", into, foreign}, exitOK, foreign + ": ok", ""},
@@ -259,8 +266,10 @@ func TestFlagsOfLimits(t *testing.T) {
 	want := node.Limits{MaxConnectionAge: time.Hour, IdleTimeout: 10 * time.Minute, MaxHeaderSize: 32 << 10,
 		FirstMessageTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second}
 	expect.Equal(t, said().Limits, want, "flags say")
-	none := said("--max-connections=0", "--max-connection-age=0", "--idle-timeout=0", "--max-keys=0", "--max-memory=0", "--max-request-ids=0",
-		"--max-reservations=0", "--max-key-reservations=0", "--inline-max-window=0", "--inline-max-keys=0", "--http-port=0", "--grpc-port=")
+	none := said("--max-connections=0", "--max-connection-age=0", "--idle-timeout=0", "--max-keys=0", "--max-memory=0",
+		"--max-request-ids=0",
+		"--max-reservations=0", "--max-key-reservations=0", "--inline-max-window=0", "--inline-max-keys=0",
+		"--http-port=0", "--grpc-port=")
 	l := none.Limits
 	expect.True(t, l.MaxConnections == -1 && l.MaxConnectionAge == -1 && l.IdleTimeout == -1 && none.MaxKeys == -1 &&
 		none.MaxMemory == -1 && none.MaxRequestIDs == -1 && none.MaxReservations == -1 &&

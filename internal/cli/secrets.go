@@ -51,11 +51,14 @@ each under DIRECTORY/SERVICE-. Keep DIRECTORY/authorities and DIRECTORY/tokens e
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&c.Namespace, "namespace", "weir", "Kubernetes namespace of the cluster")
-	fs.StringVar(&c.Service, "service", "weir", "name of the Service that callers use; the headless one is SERVICE-headless, and Secrets begin with it")
-	fs.StringSliceVar(&c.Names, "names", nil, "more host names and addresses that callers reach nodes at, separated by commas")
+	fs.StringVar(&c.Service, "service", "weir",
+		"name of the Service that callers use; the headless one is SERVICE-headless, and Secrets begin with it")
+	fs.StringSliceVar(&c.Names, "names", nil,
+		"more host names and addresses that callers reach nodes at, separated by commas")
 	fs.StringVar(&c.PeerName, "peer-tls-name", "weir-node", "name in every node's certificate")
 	fs.IntVar(&c.Days, "days", 365, "days that certificates are good for; authorities are good for ten times as long")
-	fs.BoolVar(&force, "force", false, "overwrite existing files: nodes with the old secrets and with the new ones do not talk to each other")
+	fs.BoolVar(&force, "force", false,
+		"overwrite existing files: nodes with the old secrets and with the new ones do not talk to each other")
 	return cmd
 }
 
@@ -74,7 +77,8 @@ access file (weir run --access-file) has its hash, from which the token cannot b
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "token  %s\nhash   %s\n", token, auth.Hash(token))
 				return err
 			case "json":
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"token": token, "hash": auth.Hash(token)})
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"token": token,
+					"hash": auth.Hash(token)})
 			}
 			return fmt.Errorf("output: %q is not one of text and json", output)
 		},

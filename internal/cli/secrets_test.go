@@ -71,9 +71,12 @@ func TestSecrets(t *testing.T) {
 		names             []string
 		usages            []x509.ExtKeyUsage
 	}{
-		{"weir-callers-tls", "authorities/callers.crt", []string{"weir", "weir.shop.svc", "weir-headless.shop", "weir-0.weir-headless.shop.svc.cluster.local",
-			"weir.example.org", "192.0.2.7", "localhost", "127.0.0.1"}, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
-		{"weir-nodes-tls", "authorities/nodes.crt", []string{"weir-node"}, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}},
+		{"weir-callers-tls", "authorities/callers.crt",
+			[]string{"weir", "weir.shop.svc", "weir-headless.shop", "weir-0.weir-headless.shop.svc.cluster.local",
+				"weir.example.org", "192.0.2.7", "localhost", "127.0.0.1"},
+			[]x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
+		{"weir-nodes-tls", "authorities/nodes.crt", []string{"weir-node"},
+			[]x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}},
 	} {
 		pair := must.Value(tls.LoadX509KeyPair(at(c.secret+"/tls.crt"), at(c.secret+"/tls.key")))(t)
 		roots := x509.NewCertPool()
@@ -82,7 +85,8 @@ func TestSecrets(t *testing.T) {
 			"%s: its ca.crt is not %s", c.secret, c.authority)
 		for _, usage := range c.usages {
 			for _, name := range c.names {
-				_, err := pair.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}})
+				_, err := pair.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: roots,
+					KeyUsages: []x509.ExtKeyUsage{usage}})
 				expect.NoError(t, err, "%s", c.secret)
 			}
 		}
@@ -108,7 +112,8 @@ func TestSecrets(t *testing.T) {
 	now, err := os.ReadFile(at("weir-cluster/secret"))
 	expect.True(t, err == nil && string(now) != contents[at("weir-cluster/secret")],
 		"--force leaves the secret as it was (%v)", err)
-	for flag, value := range map[string]string{"--namespace": "a/b", "--service": "", "--days": "0", "--peer-tls-name": "a b"} {
+	for flag, value := range map[string]string{"--namespace": "a/b", "--service": "", "--days": "0",
+		"--peer-tls-name": "a b"} {
 		status, _, stderr := runSecrets(filepath.Join(t.TempDir(), "x"), flag, value)
 		expect.True(t, status == exitError && strings.Contains(stderr, flag),
 			"%s %q: status %d, %s", flag, value, status, stderr)
@@ -121,7 +126,8 @@ func TestToken(t *testing.T) {
 	fields := strings.Fields(out.String())
 	expect.True(t, len(fields) == 4 && auth.Hash(fields[1]) == fields[3] && len(fields[1]) >= 40, "%q", fields)
 	for _, c := range []struct{ args, want string }{
-		{"check a --policy p --addr 192.0.2.1:1 --token-file " + testkit.WriteFile(t, "token", "x"), "--token-file: the token would be sent to 192.0.2.1:1 in plain text"},
+		{"check a --policy p --addr 192.0.2.1:1 --token-file " + testkit.WriteFile(t, "token", "x"),
+			"--token-file: the token would be sent to 192.0.2.1:1 in plain text"},
 		{"check a --policy p --token-file " + testkit.WriteFile(t, "token", "two tokens"), "must hold one token"},
 		{"check a --policy p --token-file /none", "--token-file: open /none"},
 		{"run --access-file /none", "--access-file: open /none"},

@@ -28,7 +28,8 @@ func someFlags() (*pflag.FlagSet, func() map[string]any) {
 	fs.String("config", "", "")
 	fs.Bool("help", false, "")
 	return fs, func() map[string]any {
-		return map[string]any{"http-port": *port, "join": strings.Join(*join, " "), "no-inline": *inline, "timeout": *timeout, "max-request-ids": *ids}
+		return map[string]any{"http-port": *port, "join": strings.Join(*join, " "), "no-inline": *inline,
+			"timeout": *timeout, "max-request-ids": *ids}
 	}
 }
 
@@ -46,13 +47,18 @@ func TestFill(t *testing.T) {
 	}{
 		{name: "nothing"},
 		{name: "file", file: "http-port: 1\njoin: [a:1, b:2]\nno-inline: true\ntimeout: 3s\nmax-request-ids: 4\n",
-			want: map[string]any{"http-port": "1", "join": "a:1 b:2", "no-inline": true, "timeout": 3 * time.Second, "max-request-ids": 4}},
-		{name: "environment before file", env: map[string]string{"WEIR_HTTP_PORT": "2", "WEIR_JOIN": "c:3,d:4"}, file: "http-port: 1\njoin: [a:1]\ntimeout: 3s\n",
+			want: map[string]any{"http-port": "1", "join": "a:1 b:2", "no-inline": true, "timeout": 3 * time.Second,
+				"max-request-ids": 4}},
+		{name: "environment before file", env: map[string]string{"WEIR_HTTP_PORT": "2", "WEIR_JOIN": "c:3,d:4"},
+			file: "http-port: 1\njoin: [a:1]\ntimeout: 3s\n",
 			want: map[string]any{"http-port": "2", "join": "c:3 d:4", "timeout": 3 * time.Second}},
-		{name: "flag before both", args: []string{"--http-port=3"}, env: map[string]string{"WEIR_HTTP_PORT": "2"}, file: "http-port: 1\n",
+		{name: "flag before both", args: []string{"--http-port=3"}, env: map[string]string{"WEIR_HTTP_PORT": "2"},
+			file: "http-port: 1\n",
 			want: map[string]any{"http-port": "3"}},
-		{name: "a flag that says the default", args: []string{"--http-port=8080"}, env: map[string]string{"WEIR_HTTP_PORT": "2"}},
-		{name: "what a flag overrules need not be right", args: []string{"--timeout=2s"}, env: map[string]string{"WEIR_TIMEOUT": "soon"},
+		{name: "a flag that says the default", args: []string{"--http-port=8080"},
+			env: map[string]string{"WEIR_HTTP_PORT": "2"}},
+		{name: "what a flag overrules need not be right", args: []string{"--timeout=2s"},
+			env:  map[string]string{"WEIR_TIMEOUT": "soon"},
 			want: map[string]any{"timeout": 2 * time.Second}},
 		{name: "empty is a value", env: map[string]string{"WEIR_HTTP_PORT": ""}, want: map[string]any{"http-port": ""}},
 		{name: "an empty text", file: "http-port: \"\"\n", want: map[string]any{"http-port": ""}},
@@ -86,18 +92,22 @@ func TestFillErrors(t *testing.T) {
 		{"environment", map[string]string{"WEIR_TIMEOUT": "soon", "WEIR_NO_INLINE": "perhaps"}, "",
 			[]string{"WEIR_TIMEOUT (environment): ", "WEIR_NO_INLINE (environment): "}},
 		{"value", nil, "no-inline: true\ntimeout: soon\n", []string{"config: FILE:2:10: timeout: "}},
-		{"unknown", nil, "http-port: 1\ncolour: red\nno-such: 1\n", []string{"FILE:2:1: colour: unknown field", "FILE:3:1: no-such: unknown field"}},
+		{"unknown", nil, "http-port: 1\ncolour: red\nno-such: 1\n",
+			[]string{"FILE:2:1: colour: unknown field", "FILE:3:1: no-such: unknown field"}},
 		{"a file that names a file", nil, "config: other.yaml\n", []string{"FILE:1:1: config: unknown field"}},
 		{"help", nil, "help: true\n", []string{"FILE:1:1: help: unknown field"}},
 		{"twice", nil, "http-port: 1\nhttp_port: 2\n", []string{"FILE:2:1: http_port: is given twice"}},
-		{"list for a single value", nil, "http-port: [1, 2]\n", []string{"FILE:1:12: http-port: a single value is expected, not a list"}},
+		{"list for a single value", nil, "http-port: [1, 2]\n",
+			[]string{"FILE:1:12: http-port: a single value is expected, not a list"}},
 		{"list of lists", nil, "join: [[a:1]]\n", []string{"FILE:1:7: join: a list of texts"}},
 		{"mapping", nil, "timeout: {a: b}\n", []string{"FILE:1:10: timeout: a single value is expected, not a map"}},
-		{"no value", nil, "http-port:\njoin: null\n", []string{"FILE:1:1: http-port: has no value", "FILE:2:1: join: has no value"}},
+		{"no value", nil, "http-port:\njoin: null\n",
+			[]string{"FILE:1:1: http-port: has no value", "FILE:2:1: join: has no value"}},
 		{"null for a duration", nil, "timeout: ~\n", []string{"FILE:1:1: timeout: has no value"}},
 		{"list of settings", nil, "- http-port: 1\n", []string{"FILE:1:1: must be a map of fields"}},
 		{"not YAML", nil, "http-port: [\n", []string{"config: FILE:1:12: is not valid YAML"}},
-		{"two documents", nil, "http-port: 1\n---\ntimeout: 1s\n", []string{"FILE:2:1: a second YAML document begins here"}},
+		{"two documents", nil, "http-port: 1\n---\ntimeout: 1s\n",
+			[]string{"FILE:2:1: a second YAML document begins here"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fs, _ := someFlags()
@@ -126,8 +136,10 @@ func TestUnknown(t *testing.T) {
 // FuzzConfig: whatever a file of settings holds, the flags are set by it or an error says where it is wrong.
 func FuzzConfig(f *testing.F) {
 	for _, text := range []string{
-		"", "http-port: 8080\njoin: [a:1, b:2]\n", "max-memory: 70%\ntimeout: 1s\n", "a: &a [*a]\n", "? [", "join: {a: b}", "http_port: ~",
-		"join: &x [a]\nvoters: *x\n", "--- 1\n--- 2\n", "null", "\xff", "help: true\nconfig: x\n", "trace-sample: .nan\n", "no-inline: yes\n",
+		"", "http-port: 8080\njoin: [a:1, b:2]\n", "max-memory: 70%\ntimeout: 1s\n", "a: &a [*a]\n", "? [",
+		"join: {a: b}", "http_port: ~",
+		"join: &x [a]\nvoters: *x\n", "--- 1\n--- 2\n", "null", "\xff", "help: true\nconfig: x\n",
+		"trace-sample: .nan\n", "no-inline: yes\n",
 	} {
 		f.Add([]byte(text))
 	}
@@ -150,7 +162,8 @@ func TestCommandsWithPipes(t *testing.T) {
 		{"validate", pipe},
 		{"run", "--config", pipe},
 		{"run", "--policies", pipe, "--http-port", "0", "--grpc-port", "0", "--gossip-port", "", "--peer-port", ""},
-		{"run", "--cluster-secret-file", pipe, "--http-port", "0", "--grpc-port", "0", "--gossip-port", "", "--peer-port", ""},
+		{"run", "--cluster-secret-file", pipe, "--http-port", "0", "--grpc-port", "0", "--gossip-port", "",
+			"--peer-port", ""},
 		{"run", "--access-file", pipe},
 		{"run", "--gossip-key-file", pipe},
 		{"run", "--tls-cert-file", pipe, "--tls-key-file", pipe},

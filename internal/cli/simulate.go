@@ -46,20 +46,25 @@ Exit status: 0 done, 2 error.`,
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&f.input, "input", "", "`FILE` to replay, - for standard input: an access log, CSV of time,key,cost or JSON lines; .gz and .zst are decompressed")
+	fs.StringVar(&f.input, "input", "",
+		"`FILE` to replay, - for standard input: an access log, CSV of time,key,cost or JSON lines; .gz and .zst are decompressed")
 	fs.StringVar(&f.policies, "policies", "", "policy `FILE` with the candidates")
 	fs.StringSliceVar(&f.only, "policy", nil, "replay only the policies of these `NAMES`")
 	fs.StringVar(&f.html, "html", "", "write a report with charts to this `FILE`, - for standard output")
 	fs.StringVarP(&f.output, "output", "o", "text", "how to print the result: text or json")
 	fs.StringVar(&f.format, "format", "auto", "of the input: auto, combined, csv or json")
-	fs.StringVar(&f.key, "key", "ip", "field of an access log that is the key: ip, user, method, path, status, referer or agent")
-	fs.StringVar(&f.keyRegexp, "key-regexp", "", "regular expression (RE2) that finds the key in a line of any format: its first group, or the whole match")
-	fs.StringVar(&f.generate, "generate", "", "generate traffic in place of --input: steady, burst, poisson, diurnal or greedy")
+	fs.StringVar(&f.key, "key", "ip",
+		"field of an access log that is the key: ip, user, method, path, status, referer or agent")
+	fs.StringVar(&f.keyRegexp, "key-regexp", "",
+		"regular expression (RE2) that finds the key in a line of any format: its first group, or the whole match")
+	fs.StringVar(&f.generate, "generate", "",
+		"generate traffic in place of --input: steady, burst, poisson, diurnal or greedy")
 	fs.Float64Var(&f.rate, "rate", 100, "of generated traffic: requests a second, on the mean")
 	fs.DurationVar(&f.length, "for", 10*time.Minute, "of generated traffic: its length")
 	fs.IntVar(&f.keys, "keys", 10, "of generated traffic: the number of callers")
 	fs.Uint64Var(&f.seed, "seed", 1, "of generated traffic: the same seed gives the same traffic")
-	fs.StringVar(&f.suggest, "suggest", "", "also find the smallest limit of each policy that touches at most this share, as in callers=1% or requests=0.1%")
+	fs.StringVar(&f.suggest, "suggest", "",
+		"also find the smallest limit of each policy that touches at most this share, as in callers=1% or requests=0.1%")
 	return cmd
 }
 

@@ -72,7 +72,8 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
 		ready = "not ready"
 	}
 	b := new(bytes.Buffer)
-	fmt.Fprintf(b, "%s sees %s (%s, version %s, ring %s)\n", st.Node, english.Plural(len(st.Members), "member", ""), ready, st.Version, st.Ring)
+	fmt.Fprintf(b, "%s sees %s (%s, version %s, ring %s)\n", st.Node, english.Plural(len(st.Members), "member", ""),
+		ready, st.Version, st.Ring)
 	if st.ReadyDetail != "" {
 		fmt.Fprintf(b, "note: %s\n", st.ReadyDetail)
 	}
@@ -80,9 +81,11 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
 	head := "NAME\tSTATE\tPARTITIONS\tSHARE\tOWN KEYS\tCOPIED KEYS\tMEMORY\tPOLICIES\tUPTIME\tVERSION\tHTTP\tGRPC"
 	columns(b, head, func(t io.Writer) {
 		for _, m := range st.Members {
-			fmt.Fprintf(t, "%s\t%s\t%d\t%.1f%%\t", m.Name, m.State, m.Partitions, 100*float64(m.Partitions)/float64(max(st.Partitions, 1)))
+			fmt.Fprintf(t, "%s\t%s\t%d\t%.1f%%\t", m.Name, m.State, m.Partitions,
+				100*float64(m.Partitions)/float64(max(st.Partitions, 1)))
 			if m.Reachable {
-				fmt.Fprintf(t, "%d\t%d\t%s\t%d (%.8s)\t%v\t%s", m.Keys-min(m.KeysCopied, m.Keys), m.KeysCopied, humanize.IBytes(m.StateBytes), m.Policies, m.PoliciesHash,
+				fmt.Fprintf(t, "%d\t%d\t%s\t%d (%.8s)\t%v\t%s", m.Keys-min(m.KeysCopied, m.Keys), m.KeysCopied,
+					humanize.IBytes(m.StateBytes), m.Policies, m.PoliciesHash,
 					time.Duration(m.UptimeNs).Truncate(time.Second), m.Version)
 			} else {
 				fmt.Fprint(t, "unreachable\t\t\t\t\t")
@@ -95,7 +98,8 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
 	columns(b, head, func(t io.Writer) { // what each member holds, and what is in progress
 		for _, m := range st.Members {
 			if o := m.Ownership; o != nil {
-				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", m.Name, o.Held, o.Moving, o.Awaited, o.Copies,
+				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", m.Name, o.Held, o.Moving, o.Awaited,
+					o.Copies,
 					o.Degraded, o.Pending, o.Granted, o.Voter, o.HighestTerm, yes(o.Settled, "no"))
 			}
 		}
@@ -105,7 +109,8 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
 	columns(b, "NAME\tON LOAN\tBORROWERS\tRECALLS\tUNANSWERED\tEXPIRED UNITS", func(t io.Writer) {
 		for _, m := range st.Members {
 			if l := m.Loans; l != nil {
-				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\n", m.Name, l.OnLoan, l.Borrowers, l.Recalls, l.Unanswered, l.Expired)
+				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\n", m.Name, l.OnLoan, l.Borrowers, l.Recalls, l.Unanswered,
+					l.Expired)
 			}
 		}
 	})
@@ -123,7 +128,8 @@ func printDisks(b *bytes.Buffer, st *weirv1.StatusResponse) {
 	columns(b, "NAME\tON DISK\tLAST SYNC\tUNSAVED\tRESTORED\tERROR", func(t io.Writer) {
 		for _, m := range st.Members {
 			if d := m.Ownership.GetDisk(); d != nil {
-				fmt.Fprintf(t, "%s\t%s\t%v ago\t%d\t%d\t%s\n", m.Name, humanize.IBytes(d.Bytes), time.Duration(d.SyncedMs)*time.Millisecond,
+				fmt.Fprintf(t, "%s\t%s\t%v ago\t%d\t%d\t%s\n", m.Name, humanize.IBytes(d.Bytes),
+					time.Duration(d.SyncedMs)*time.Millisecond,
 					d.Unsaved, d.Restored, cmp.Or(d.Error, "-"))
 			}
 		}

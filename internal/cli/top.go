@@ -89,7 +89,8 @@ const (
 )
 
 // liveTop shows a screen and refreshes it until q is pressed or ctx ends.
-func liveTop(ctx context.Context, ask *weirv1.TopKeysRequest, fetch func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error), interval time.Duration, in, out *os.File) error {
+func liveTop(ctx context.Context, ask *weirv1.TopKeysRequest, fetch func(context.Context,
+	*weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error), interval time.Duration, in, out *os.File) error {
 	before, err := term.MakeRaw(int(in.Fd()))
 	if err != nil {
 		return fmt.Errorf("terminal: %w", err)
@@ -181,7 +182,8 @@ func printTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, a
 // writeTop writes tables of policies and keys. width is the terminal's; 0: there is none, and keys are not shortened.
 func writeTop(w *bytes.Buffer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, width int) {
 	fmt.Fprintf(w, "%s keys of the last %v, as %s knows from %d of %d members\n", httpapi.KeyOrders()[order],
-		time.Duration(top.CountedNs).Truncate(time.Second), top.Node, len(top.Members), len(top.Members)+len(top.Unreachable))
+		time.Duration(top.CountedNs).Truncate(time.Second), top.Node, len(top.Members),
+		len(top.Members)+len(top.Unreachable))
 	if len(top.Unreachable) > 0 {
 		fmt.Fprintf(w, "unreachable, and missing: %s\n", strings.Join(top.Unreachable, ", "))
 	}
@@ -195,7 +197,8 @@ func writeTop(w *bytes.Buffer, order weirv1.KeyOrder, top *weirv1.TopKeysRespons
 	columns(w, head, func(t io.Writer) {
 		for _, p := range top.Policies {
 			checks := p.Allowed + p.Refused + p.Shadowed + p.FailedOpen + p.FailedClosed
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s", p.Policy, rate(checks, over), rate(p.Refused, over), part(p.Refused, checks),
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s", p.Policy, rate(checks, over), rate(p.Refused, over),
+				part(p.Refused, checks),
 				rate(p.FailedOpen+p.FailedClosed, over), rate(p.Errors, over))
 			if bans {
 				fmt.Fprint(t, "\t", rate(p.Banned, over))
@@ -214,7 +217,8 @@ func writeTop(w *bytes.Buffer, order weirv1.KeyOrder, top *weirv1.TopKeysRespons
 			if policy == "" {
 				policy = "(inline) " + printable(k.Namespace)
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s", key, policy, rate(uint64(k.Decisions), over), rate(uint64(k.Refused), over), part(uint64(k.Refused), uint64(k.Decisions)))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s", key, policy, rate(uint64(k.Decisions), over),
+				rate(uint64(k.Refused), over), part(uint64(k.Refused), uint64(k.Decisions)))
 			if k.Limit > 0 {
 				fmt.Fprintf(t, "\t%d/%d\t%s", k.Used, k.Limit, part(uint64(max(k.Used, 0)), uint64(k.Limit)))
 			}

@@ -49,7 +49,8 @@ Exit status: 0 no mistakes, 1 mistakes, 2 a file cannot be read.`,
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "how to print the result: text or json")
-	cmd.Flags().StringVar(&convert, "convert", "", "`DIR` to write Limitador's limits to as files for --envoy-config, one for each namespace; files that are there are not overwritten")
+	cmd.Flags().StringVar(&convert, "convert", "",
+		"`DIR` to write Limitador's limits to as files for --envoy-config, one for each namespace; files that are there are not overwritten")
 	cmd.Flags().BoolVar(&merge, "envoy-merge-domains", false, "let several files for Envoy describe one domain")
 	return cmd
 }
@@ -75,7 +76,8 @@ type checker struct {
 // that is not empty. ok is false if a file has mistakes; err is about files that cannot be read. Findings that depend
 // on the node that will read the files are warnings.
 func validateFiles(w, stderr io.Writer, files []string, opts validateOptions) (ok bool, err error) {
-	c := checker{validateOptions: opts, w: w, stderr: stderr, mistakes: strictyaml.Errors{}, warnings: strictyaml.Errors{}}
+	c := checker{validateOptions: opts, w: w, stderr: stderr, mistakes: strictyaml.Errors{},
+		warnings: strictyaml.Errors{}}
 	for _, name := range files {
 		c.check(name)
 	}
@@ -191,5 +193,6 @@ func fromLimitador(name string, data []byte, dir string) (what string, err error
 			return "", fmt.Errorf("convert: %w", err)
 		}
 	}
-	return english.Plural(read.Limits, "limit", "") + " of " + english.Plural(len(read.Namespaces), "namespace", "") + " of Limitador", nil
+	return english.Plural(read.Limits, "limit", "") + " of " + english.Plural(len(read.Namespaces), "namespace", "") +
+		" of Limitador", nil
 }

@@ -25,8 +25,10 @@ import (
 // TestOneBadFileHidesNoOther: every file is checked, whatever is wrong with one, and mistakes, warnings and files that
 // cannot be read are told apart.
 func TestOneBadFileHidesNoOther(t *testing.T) {
-	bad := testkit.WriteFile(t, "bad.yaml", "policies: [{name: a, algorithm: sliding_log, limit: 0, window: 1m}, {name: b}]\n")
-	strict := testkit.WriteFile(t, "strict.yaml", "policies: [{name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}]\n")
+	bad := testkit.WriteFile(t, "bad.yaml",
+		"policies: [{name: a, algorithm: sliding_log, limit: 0, window: 1m}, {name: b}]\n")
+	strict := testkit.WriteFile(t, "strict.yaml",
+		"policies: [{name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}]\n")
 	files := []string{"/none", bad, strict}
 
 	var out, warned bytes.Buffer
@@ -58,7 +60,8 @@ func TestOneBadFileHidesNoOther(t *testing.T) {
 
 // TestConvert: what is written can be read, and nothing is overwritten.
 func TestConvert(t *testing.T) {
-	foreign := testkit.WriteFile(t, "limits.yaml", "- {namespace: shop/eu, max_value: 10, seconds: 60, conditions: [], variables: [user]}\n")
+	foreign := testkit.WriteFile(t, "limits.yaml",
+		"- {namespace: shop/eu, max_value: 10, seconds: 60, conditions: [], variables: [user]}\n")
 	dir := t.TempDir()
 	var out bytes.Buffer
 	ok, err := validateFiles(&out, &out, []string{foreign}, validateOptions{Convert: dir})
@@ -146,7 +149,8 @@ descriptors:
 
 // TestConvertLimitador: what is written is what gateway/envoy takes.
 func TestConvertLimitador(t *testing.T) {
-	expect.True(t, looksLikeLimitador([]byte(limits)) && !looksLikeLimitador([]byte("policies: []")) && !looksLikeLimitador(nil), "files are not told apart")
+	expect.True(t, looksLikeLimitador([]byte(limits)) && !looksLikeLimitador([]byte("policies: []")) &&
+		!looksLikeLimitador(nil), "files are not told apart")
 	f := must.Value(parseLimitador("limits.yaml", []byte(limits)))(t)
 	expect.True(t, f.Limits == 4 && len(f.Namespaces) == 2 && f.Namespaces[1].FileName() == "other.yaml", "%+v", f)
 	var files []envoy.File
@@ -213,7 +217,8 @@ var examplePages = []struct {
 
 // passing is what depends on when a command of the page runs, and what is drawn at random. Whether there is such a
 // time, and never, does not.
-var passing = regexp.MustCompile(`((?:retry_after|reset_after|delay)=)[0-9][0-9a-z.]*|("(?:retry_after|reset_after)_ms":)[1-9][0-9]*|[0-9a-f]{24}00000000`)
+var passing = regexp.MustCompile(
+	`((?:retry_after|reset_after|delay)=)[0-9][0-9a-z.]*|("(?:retry_after|reset_after)_ms":)[1-9][0-9]*|[0-9a-f]{24}00000000`)
 
 // TestExamples runs the commands of the pages of examples against the clusters that they have one start, and wants what
 // they show.
@@ -224,7 +229,8 @@ func TestExamples(t *testing.T) {
 			text := must.Value(os.ReadFile(page.doc))(t)
 			command := "\nbin/weir dev --policies " + page.policies + "\n"
 			must.True(t, strings.Contains(string(text), command), "the page does not have %q", command)
-			said, stop := startDev(t, devConfig{Nodes: 3, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler), Policies: page.policies})
+			said, stop := startDev(t, devConfig{Nodes: 3, HTTP: node.PortAny, GRPC: node.PortAny,
+				Logger: slog.New(slog.DiscardHandler), Policies: page.policies})
 			ports := regexp.MustCompile(`dev-0  http://(\S+)  grpc (\S+)`).FindStringSubmatch(said)
 			must.True(t, ports != nil, "no ports in\n%s", said)
 			e := example{httpAddr: ports[1], grpcAddr: ports[2]}

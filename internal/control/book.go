@@ -58,7 +58,8 @@ type ID struct{ Policy, Key, Prefix string }
 
 // Compare orders IDs by policy, and within a policy keys before prefixes.
 func (id ID) Compare(other ID) int {
-	return cmp.Or(strings.Compare(id.Policy, other.Policy), strings.Compare(id.Prefix, other.Prefix), strings.Compare(id.Key, other.Key))
+	return cmp.Or(strings.Compare(id.Policy, other.Policy), strings.Compare(id.Prefix, other.Prefix),
+		strings.Compare(id.Key, other.Key))
 }
 
 // Version orders the changes of an override. Counter is a Lamport clock (Lamport, 1978): it is above the counter of
@@ -91,7 +92,8 @@ func (e *Entry) Override() policy.Override {
 // newer orders entries of one ID. A member that has lost its file may use a counter twice. Then the rest of the entry
 // decides, the same on all members: a deletion, which has no settings, is the newest.
 func (e *Entry) newer(other *Entry) bool {
-	return cmp.Or(cmp.Compare(e.Counter, other.Counter), strings.Compare(e.Node, other.Node), strings.Compare(other.Settings, e.Settings),
+	return cmp.Or(cmp.Compare(e.Counter, other.Counter), strings.Compare(e.Node, other.Node),
+		strings.Compare(other.Settings, e.Settings),
 		strings.Compare(e.By, other.By), e.At.Compare(other.At)) > 0
 }
 
@@ -325,12 +327,14 @@ func (c *contents) change(s *Step, node string) error {
 	}
 	c.put(&e)
 	own := c.of(e.Policy)
-	if before == nil && own.entries > MaxOverrides-c.live.entries || c.live.bytes > live.bytes && own.bytes > MaxBytes-c.live.bytes {
+	if before == nil && own.entries > MaxOverrides-c.live.entries ||
+		c.live.bytes > live.bytes && own.bytes > MaxBytes-c.live.bytes {
 		c.remove(e.ID)
 		if had != nil {
 			c.put(had)
 		}
-		return fmt.Errorf("%w: there may be %d, with %d bytes, and a policy may have no more than are free", ErrFull, MaxOverrides, MaxBytes)
+		return fmt.Errorf("%w: there may be %d, with %d bytes, and a policy may have no more than are free", ErrFull,
+			MaxOverrides, MaxBytes)
 	}
 	s.Change, s.Before = &e, before
 	return nil
@@ -415,7 +419,8 @@ type BookStats struct {
 func (b *Book) Stats() BookStats {
 	c := b.now.Load()
 	return BookStats{
-		Overrides: c.live.entries, Deleted: c.deleted.entries, Bytes: c.live.bytes, Durable: b.file != nil && c.failed == nil,
+		Overrides: c.live.entries, Deleted: c.deleted.entries, Bytes: c.live.bytes,
+		Durable:    b.file != nil && c.failed == nil,
 		WriteError: c.failed, Writes: b.writes.Load(), WritesFailed: b.writesFailed.Load(),
 	}
 }

@@ -41,7 +41,8 @@ func merge(b *Book, entries []Entry) (changed bool, err error) {
 
 func set(t testing.TB, b *Book, node, key, settings string) Entry {
 	t.Helper()
-	e, _, err := change(b, node, Entry{ID: ID{Policy: "login", Key: key}, Settings: settings, By: "ops", At: time.UnixMilli(1000)})
+	e, _, err := change(b, node,
+		Entry{ID: ID{Policy: "login", Key: key}, Settings: settings, By: "ops", At: time.UnixMilli(1000)})
 	must.True(t, err == nil && e != nil, "change of %q: %v %v", key, e, err)
 	return *e
 }
@@ -139,7 +140,8 @@ func TestMergeConverges(t *testing.T) {
 		for range 1 + rng.IntN(40) {
 			e := Entry{
 				ID:      ID{Policy: fmt.Sprint("p", rng.IntN(2)), Key: fmt.Sprint("k", rng.IntN(4))},
-				Version: Version{1 + rng.Uint64N(4), fmt.Sprint("n", rng.IntN(3))}, By: fmt.Sprint(rng.IntN(2)), At: time.UnixMilli(rng.Int64N(3)).UTC(),
+				Version: Version{1 + rng.Uint64N(4), fmt.Sprint("n", rng.IntN(3))}, By: fmt.Sprint(rng.IntN(2)),
+				At: time.UnixMilli(rng.Int64N(3)).UTC(),
 			}
 			if rng.IntN(2) == 0 {
 				e.ID.Key, e.ID.Prefix = "", e.ID.Key
@@ -180,7 +182,8 @@ func TestMergeConverges(t *testing.T) {
 func overridesOf(policy string, n int) []Entry {
 	entries := make([]Entry, n)
 	for i := range entries {
-		entries[i] = Entry{ID: ID{Policy: policy, Key: fmt.Sprint(i)}, Version: Version{uint64(i + 1), "n1"}, Settings: `{"limit":1}`, At: epoch}
+		entries[i] = Entry{ID: ID{Policy: policy, Key: fmt.Sprint(i)}, Version: Version{uint64(i + 1), "n1"},
+			Settings: `{"limit":1}`, At: epoch}
 	}
 	return entries
 }
@@ -262,7 +265,8 @@ func TestSizeOfAFile(t *testing.T) {
 	all := string([]byte{0, 1, 9, 10, 31, 32, 34, 47, 92, 127}) + "<>&\u00e9\u2028\U0001F600"
 	empty := must.Value(encode(nil))(t)
 	for _, e := range []Entry{
-		{ID: ID{Policy: "p", Key: all}, Version: Version{maxCounter, all}, Settings: `{"limit":1}`, By: all, At: time.UnixMilli(maxMillis).UTC()},
+		{ID: ID{Policy: "p", Key: all}, Version: Version{maxCounter, all}, Settings: `{"limit":1}`, By: all,
+			At: time.UnixMilli(maxMillis).UTC()},
 		{ID: ID{Policy: "p", Prefix: all}, Version: Version{1, "n"}, At: time.UnixMilli(maxMillis).UTC()},
 	} {
 		text, err := encode([]*Entry{&e})
@@ -319,7 +323,8 @@ func TestFarVersion(t *testing.T) {
 		for range known {
 			set(t, b, "n0", "alice", `{"limit":1}`)
 		}
-		far := Entry{ID: ID{Policy: "login", Key: "k"}, Version: Version{maxCounter, "n1"}, Settings: `{"limit":1}`, At: epoch}
+		far := Entry{ID: ID{Policy: "login", Key: "k"}, Version: Version{maxCounter, "n1"}, Settings: `{"limit":1}`,
+			At: epoch}
 		for _, far.Counter = range []uint64{maxCounter, known + maxStep + 1} {
 			changed, err := merge(b, []Entry{far})
 			expect.True(t, !changed && err != nil && strings.Contains(err.Error(), "counter: "),
@@ -338,18 +343,24 @@ func TestFarVersion(t *testing.T) {
 func TestFileErrors(t *testing.T) {
 	const entry = `{"policy":"p","key":"k","settings":{"limit":1},"counter":1,"node":"n","at":"2026-01-01T00:00:00Z"}`
 	for name, c := range map[string]struct{ content, want string }{
-		"empty":           {"", ":1:1: "},
-		"cut off":         {"{\"format\": 1, \"overrides\": [\n" + entry + ",\n{\"policy\":\"p", ":3:"},
-		"another format":  {`{"format": 2, "overrides": []}`, "format: is 2"},
-		"unknown field":   {`{"format": 1, "overrides": [], "x": 1}`, ":1:"},
-		"zero bytes":      {strings.Repeat("\x00", 100), ":1:1: "},
-		"twice":           {"{\"format\": 1, \"overrides\": [\n" + entry + ",\n" + entry + "\n]}", ": overrides[1]: key: "},
-		"field twice":     {"{\"format\": 1, \"overrides\": [\n{\"policy\":\"p\",\"policy\":\"p\"}\n]}", ":2:"},
-		"bad policy":      {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"p"`, `"p p"`, 1) + "\n]}", ": overrides[0]: policy: "},
-		"no object":       {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `{"limit":1}`, `7`, 1) + "\n]}", ": overrides[0]: settings: "},
-		"neither":         {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"settings":{"limit":1},`, ``, 1) + "\n]}", ": overrides[0]: settings: "},
-		"both":            {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"counter"`, `"deleted":true,"counter"`, 1) + "\n]}", ": overrides[0]: settings: "},
-		"counter of text": {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `:1,"node"`, `:"1","node"`, 1) + "\n]}", ":2:"},
+		"empty":          {"", ":1:1: "},
+		"cut off":        {"{\"format\": 1, \"overrides\": [\n" + entry + ",\n{\"policy\":\"p", ":3:"},
+		"another format": {`{"format": 2, "overrides": []}`, "format: is 2"},
+		"unknown field":  {`{"format": 1, "overrides": [], "x": 1}`, ":1:"},
+		"zero bytes":     {strings.Repeat("\x00", 100), ":1:1: "},
+		"twice": {"{\"format\": 1, \"overrides\": [\n" + entry + ",\n" + entry + "\n]}",
+			": overrides[1]: key: "},
+		"field twice": {"{\"format\": 1, \"overrides\": [\n{\"policy\":\"p\",\"policy\":\"p\"}\n]}", ":2:"},
+		"bad policy": {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"p"`, `"p p"`, 1) + "\n]}",
+			": overrides[0]: policy: "},
+		"no object": {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `{"limit":1}`, `7`, 1) +
+			"\n]}", ": overrides[0]: settings: "},
+		"neither": {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"settings":{"limit":1},`, ``,
+			1) + "\n]}", ": overrides[0]: settings: "},
+		"both": {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"counter"`,
+			`"deleted":true,"counter"`, 1) + "\n]}", ": overrides[0]: settings: "},
+		"counter of text": {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `:1,"node"`, `:"1","node"`,
+			1) + "\n]}", ":2:"},
 	} {
 		file := filepath.Join(t.TempDir(), OverridesFile)
 		must.NoError(t, os.WriteFile(file, []byte(c.content), 0o600))

@@ -196,7 +196,8 @@ func idOf(req *weirv1.GossipKeysRequest) string {
 var errNoGossip = status.Error(codes.FailedPrecondition, "this node has no gossip")
 
 // GossipKeys implements weirv1.AdminServer.
-func (k *GossipKeys) GossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv1.GossipKeysResponse, error) {
+func (k *GossipKeys) GossipKeys(ctx context.Context,
+	req *weirv1.GossipKeysRequest) (*weirv1.GossipKeysResponse, error) {
 	resp, err := k.gossipKeys(ctx, req)
 	if req.Action != weirv1.KeyAction_KEY_ACTION_LIST {
 		e := auth.EventOf(ctx, auth.ActionGossipKey)
@@ -211,7 +212,8 @@ func (k *GossipKeys) GossipKeys(ctx context.Context, req *weirv1.GossipKeysReque
 	return resp, err
 }
 
-func (k *GossipKeys) gossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv1.GossipKeysResponse, error) {
+func (k *GossipKeys) gossipKeys(ctx context.Context,
+	req *weirv1.GossipKeysRequest) (*weirv1.GossipKeysResponse, error) {
 	if k.cfg.Ring == nil {
 		return nil, errNoGossip
 	}
@@ -230,7 +232,8 @@ func (k *GossipKeys) gossipKeys(ctx context.Context, req *weirv1.GossipKeysReque
 	case weirv1.KeyAction_KEY_ACTION_ADD:
 		switch {
 		case len(req.Key) != 16 && len(req.Key) != 24 && len(req.Key) != 32:
-			return nil, status.Errorf(codes.InvalidArgument, "key: it must have 16, 24 or 32 bytes, not %d", len(req.Key))
+			return nil, status.Errorf(codes.InvalidArgument, "key: it must have 16, 24 or 32 bytes, not %d",
+				len(req.Key))
 		case !isPrivate(ctx):
 			return refuse("key: came in plain text from another host: take another one, and use TLS")
 		case !k.cfg.Private():

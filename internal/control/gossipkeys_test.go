@@ -55,7 +55,8 @@ func newNetwork(t *testing.T, names ...string) *network {
 	for _, name := range names {
 		m := &member{network: n, ring: []string{id(1)}, file: [][]byte{key(1)}, changed: make(chan struct{}, 1)}
 		m.keys = NewGossipKeys(GossipKeysConfig{
-			Self: ownership.Node{Name: name}, Ring: m, Private: func() bool { return n.private }, Ask: n.ask, Logger: slog.New(slog.DiscardHandler),
+			Self: ownership.Node{Name: name}, Ring: m, Private: func() bool { return n.private }, Ask: n.ask,
+			Logger: slog.New(slog.DiscardHandler),
 			File: func() [][]byte {
 				n.mu.Lock()
 				defer n.mu.Unlock()
@@ -79,7 +80,8 @@ func newNetwork(t *testing.T, names ...string) *network {
 	return n
 }
 
-func (n *network) ask(ctx context.Context, to ownership.Node, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error) {
+func (n *network) ask(ctx context.Context, to ownership.Node,
+	req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error) {
 	n.mu.Lock()
 	silent := n.silent == to.Name
 	n.mu.Unlock()
@@ -172,7 +174,8 @@ func (n *network) rings() string {
 
 // TestSteps: a key is changed by calls to any member; a step that would cut one off is an error, and changes nothing.
 func TestSteps(t *testing.T) {
-	const add, use, remove = weirv1.KeyAction_KEY_ACTION_ADD, weirv1.KeyAction_KEY_ACTION_USE, weirv1.KeyAction_KEY_ACTION_REMOVE
+	const add, use, remove = weirv1.KeyAction_KEY_ACTION_ADD, weirv1.KeyAction_KEY_ACTION_USE,
+		weirv1.KeyAction_KEY_ACTION_REMOVE
 	one, two := id(1), id(2)
 	n := newNetwork(t, "a", "b")
 	for _, step := range []struct {
@@ -185,20 +188,34 @@ func TestSteps(t *testing.T) {
 		says    string
 		rings   string
 	}{
-		{"no action", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{}, codes.InvalidArgument, "action", one + " | " + one},
-		{"an unknown action", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: 9}, codes.InvalidArgument, "action: is missing or unknown", one + " | " + one},
-		{"used without an id", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: use}, codes.InvalidArgument, "id: is missing", one + " | " + one},
-		{"removed without an id", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: remove}, codes.InvalidArgument, "id: is missing", one + " | " + one},
-		{"a short key", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)[:15]}, codes.InvalidArgument, "not 15", one + " | " + one},
-		{"in plain text", true, "192.0.2.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)}, codes.FailedPrecondition, "plain text", one + " | " + one},
-		{"to others in plain text", false, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)}, codes.FailedPrecondition, "plain text", one + " | " + one},
-		{"with a member away", true, "127.0.0.1", "b", &weirv1.GossipKeysRequest{Action: add, Key: key(2)}, codes.FailedPrecondition, "b cannot be asked: no answer", one + " | " + one},
-		{"used before it is there", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: use, Id: two}, codes.FailedPrecondition, "a does not have it", one + " | " + one},
-		{"added", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)}, codes.OK, "", one + " " + two + " | " + one + " " + two},
-		{"used with a member away", true, "127.0.0.1", "b", &weirv1.GossipKeysRequest{Action: use, Id: two}, codes.FailedPrecondition, "b cannot be asked", one + " " + two + " | " + one + " " + two},
-		{"removed while it is used", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: remove, Id: one}, codes.FailedPrecondition, "a uses it", one + " " + two + " | " + one + " " + two},
-		{"used", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: use, Id: two}, codes.OK, "", two + " " + one + " | " + two + " " + one},
-		{"removed", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: remove, Id: one}, codes.OK, "", two + " | " + two},
+		{"no action", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{}, codes.InvalidArgument, "action",
+			one + " | " + one},
+		{"an unknown action", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: 9}, codes.InvalidArgument,
+			"action: is missing or unknown", one + " | " + one},
+		{"used without an id", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: use}, codes.InvalidArgument,
+			"id: is missing", one + " | " + one},
+		{"removed without an id", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: remove},
+			codes.InvalidArgument, "id: is missing", one + " | " + one},
+		{"a short key", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)[:15]},
+			codes.InvalidArgument, "not 15", one + " | " + one},
+		{"in plain text", true, "192.0.2.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)},
+			codes.FailedPrecondition, "plain text", one + " | " + one},
+		{"to others in plain text", false, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)},
+			codes.FailedPrecondition, "plain text", one + " | " + one},
+		{"with a member away", true, "127.0.0.1", "b", &weirv1.GossipKeysRequest{Action: add, Key: key(2)},
+			codes.FailedPrecondition, "b cannot be asked: no answer", one + " | " + one},
+		{"used before it is there", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: use, Id: two},
+			codes.FailedPrecondition, "a does not have it", one + " | " + one},
+		{"added", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)}, codes.OK, "",
+			one + " " + two + " | " + one + " " + two},
+		{"used with a member away", true, "127.0.0.1", "b", &weirv1.GossipKeysRequest{Action: use, Id: two},
+			codes.FailedPrecondition, "b cannot be asked", one + " " + two + " | " + one + " " + two},
+		{"removed while it is used", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: remove, Id: one},
+			codes.FailedPrecondition, "a uses it", one + " " + two + " | " + one + " " + two},
+		{"used", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: use, Id: two}, codes.OK, "",
+			two + " " + one + " | " + two + " " + one},
+		{"removed", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: remove, Id: one}, codes.OK, "",
+			two + " | " + two},
 	} {
 		n.private, n.silent, n.events = step.private, step.silent, nil
 		resp, err := n.members["a"].keys.GossipKeys(callFrom(t.Context(), step.caller), step.req)

@@ -72,7 +72,8 @@ func (s *Overrides) List(ctx context.Context, req *weirv1.ListOverridesRequest) 
 		}
 	case req.Policy != "":
 		if !limit.ValidPolicyName(req.Policy) {
-			return nil, limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+			return nil, limit.NewError(limit.Invalid, "policy",
+				"is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 		}
 		if err := s.demand(ctx, req.Policy); err != nil {
 			return nil, err
@@ -153,7 +154,8 @@ func compact(settings string) (string, *limit.Error) {
 	}
 	if err := value.Format(jsontext.AllowDuplicateNames(false), jsontext.AllowInvalidUTF8(false)); err != nil {
 		field, message := "settings", "are not valid JSON: "+err.Error()
-		if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok && errors.Is(err, jsontext.ErrDuplicateName) {
+		if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok &&
+			errors.Is(err, jsontext.ErrDuplicateName) {
 			field, message = "settings."+syntactic.JSONPointer.LastToken(), "is given twice"
 		}
 		return "", limit.NewError(limit.Invalid, field, message)
@@ -242,7 +244,8 @@ func what(now, before *Entry) string {
 // protoOverride returns an entry for callers. policies say whether it is in force; nil: that is left out.
 func protoOverride(e *Entry, policies *policy.Set) *weirv1.Override {
 	out := &weirv1.Override{
-		Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Settings: e.Settings, Version: e.Version.String(), ChangedBy: e.By, ChangedAtUnixMs: e.At.UnixMilli(),
+		Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Settings: e.Settings, Version: e.Version.String(),
+		ChangedBy: e.By, ChangedAtUnixMs: e.At.UnixMilli(),
 	}
 	if policies != nil && !e.Deleted() {
 		if err := policies.Accepts(e.Override()); err != nil {
@@ -280,7 +283,8 @@ type server struct {
 }
 
 // ListOverrides implements weirv1.OverridesServer.
-func (s server) ListOverrides(ctx context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error) {
+func (s server) ListOverrides(ctx context.Context,
+	req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error) {
 	out, err := s.service.List(ctx, req)
 	return out, wire.Status(err)
 }

@@ -147,7 +147,8 @@ func parse(name string, data []byte) ([]Entry, error) {
 			_ = f.Settings.Format() // in the form of Settings; it is valid JSON
 		}
 		e := Entry{
-			ID: ID{f.Policy, f.Key, f.Prefix}, Version: Version{f.Counter, f.Node}, Settings: string(f.Settings), By: f.By, At: inMillis(f.At),
+			ID: ID{f.Policy, f.Key, f.Prefix}, Version: Version{f.Counter, f.Node}, Settings: string(f.Settings),
+			By: f.By, At: inMillis(f.At),
 		}
 		wrong := e.valid()
 		switch {
@@ -166,7 +167,8 @@ func parse(name string, data []byte) ([]Entry, error) {
 			live, size = live+1, size+e.bytes()
 		}
 		if live > 2*MaxOverrides || size > 2*MaxBytes {
-			return nil, fmt.Errorf("%s: overrides[%d]: are more than the %d overrides or %d bytes that a node takes", name, i, 2*MaxOverrides, 2*MaxBytes)
+			return nil, fmt.Errorf("%s: overrides[%d]: are more than the %d overrides or %d bytes that a node takes",
+				name, i, 2*MaxOverrides, 2*MaxBytes)
 		}
 		entries[i], seen[e.ID] = e, true
 	}
@@ -177,7 +179,8 @@ func parse(name string, data []byte) ([]Entry, error) {
 func encode(entries []*Entry) ([]byte, error) {
 	data := fmt.Appendf(nil, "{\"format\": %d, \"overrides\": [\n", fileFormat)
 	for i, e := range entries {
-		f := fileEntry{Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Deleted: e.Deleted(), Counter: e.Counter, Node: e.Node, By: e.By, At: e.At}
+		f := fileEntry{Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Deleted: e.Deleted(), Counter: e.Counter,
+			Node: e.Node, By: e.By, At: e.At}
 		if !e.Deleted() {
 			f.Settings = jsontext.Value(e.Settings)
 		}

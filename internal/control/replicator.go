@@ -24,18 +24,21 @@ const (
 	notifyTimeout  = time.Second            // how long a change of an override waits for the other members
 	compareTimeout = 10 * time.Second       // for one comparison of two books
 	pace           = 250 * time.Millisecond // between two looks for members to compare books with
-	commitPace     = 100 * time.Millisecond // least time between two commits; if it is more, restFactor times what the last commit took
-	restFactor     = 4
-	again          = 30 * time.Second       // books that were equal are compared again after this
-	minDelay       = 500 * time.Millisecond // after a failed comparison, doubled each time
-	maxDelay       = 15 * time.Second
-	atOnce         = 16 // members that are asked in parallel
+	// least time between two commits; if it is more, restFactor times what the last commit took
+	commitPace = 100 * time.Millisecond
+	restFactor = 4
+	again      = 30 * time.Second       // books that were equal are compared again after this
+	minDelay   = 500 * time.Millisecond // after a failed comparison, doubled each time
+	maxDelay   = 15 * time.Second
+	atOnce     = 16 // members that are asked in parallel
 )
 
 // Peers makes calls to other members.
 type Peers interface {
-	Notify(ctx context.Context, to ownership.Node, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error)
-	Pull(ctx context.Context, to ownership.Node, req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error)
+	Notify(ctx context.Context, to ownership.Node, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse,
+		error)
+	Pull(ctx context.Context, to ownership.Node, req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse,
+		error)
 }
 
 // ReplicatorConfig configures a Replicator. All fields are required.
@@ -229,7 +232,8 @@ func (r *Replicator) compare(ctx context.Context, m ownership.Node) {
 
 // notify has another member pull this member's book, and returns its answer and the digest of its book after that.
 func (r *Replicator) notify(ctx context.Context, m ownership.Node) (*peerv1.NotifyOverridesResponse, Digest, error) {
-	answer, err := r.cfg.Peers.Notify(ctx, m, &peerv1.NotifyOverridesRequest{Name: r.cfg.Self.Name, Boot: r.cfg.Self.Boot})
+	answer, err := r.cfg.Peers.Notify(ctx, m,
+		&peerv1.NotifyOverridesRequest{Name: r.cfg.Self.Name, Boot: r.cfg.Self.Boot})
 	if err != nil {
 		return nil, Digest{}, err
 	}
@@ -268,7 +272,8 @@ func (r *Replicator) pull(ctx context.Context, m ownership.Node) (theirs book, e
 	}
 	if n := len(step.Taken); n > 0 {
 		newest := slices.MaxFunc(step.Taken, func(a, b Entry) int { return cmp.Compare(a.Counter, b.Counter) })
-		r.cfg.Logger.Info("overrides of another member taken", "member", m.Name, "overrides", n, "newest", newest.Version.String(),
+		r.cfg.Logger.Info("overrides of another member taken", "member", m.Name, "overrides", n, "newest",
+			newest.Version.String(),
 			"policy", newest.Policy, "settings", newest.Settings, "caller", newest.By)
 	}
 	return theirs, nil
@@ -343,7 +348,8 @@ func stand(out *weirv1.OverrideMember, e, there *Entry) {
 }
 
 // Notify implements peerv1.OverridesServer. It believes nothing that the request says: it pulls from the member.
-func (r *Replicator) Notify(ctx context.Context, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
+func (r *Replicator) Notify(ctx context.Context,
+	req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
 	from := ownership.Node{Name: req.GetName(), Boot: req.GetBoot()}
 	if from == r.cfg.Self || !slices.Contains(r.cfg.Members(), from) {
 		return nil, status.Error(codes.FailedPrecondition, "this node does not see the sender as another member")

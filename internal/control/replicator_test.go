@@ -66,7 +66,8 @@ func (f from) to(m ownership.Node) (*Replicator, error) {
 	return f.all[m], nil
 }
 
-func (f from) Notify(ctx context.Context, to ownership.Node, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
+func (f from) Notify(ctx context.Context, to ownership.Node,
+	req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
 	r, err := f.to(to)
 	if err != nil {
 		return nil, err
@@ -74,7 +75,8 @@ func (f from) Notify(ctx context.Context, to ownership.Node, req *peerv1.NotifyO
 	return r.Notify(ctx, req)
 }
 
-func (f from) Pull(ctx context.Context, to ownership.Node, req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error) {
+func (f from) Pull(ctx context.Context, to ownership.Node,
+	req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error) {
 	r, err := f.to(to)
 	if err != nil {
 		return nil, err
@@ -83,7 +85,8 @@ func (f from) Pull(ctx context.Context, to ownership.Node, req *peerv1.PullOverr
 }
 
 func newFakeCluster(t *testing.T, size int) *fakeCluster {
-	c := &fakeCluster{all: make(map[ownership.Node]*Replicator), applied: make(map[ownership.Node]*atomic.Int64), cut: make(map[ownership.Node]bool)}
+	c := &fakeCluster{all: make(map[ownership.Node]*Replicator), applied: make(map[ownership.Node]*atomic.Int64),
+		cut: make(map[ownership.Node]bool)}
 	for i := range size {
 		c.members = append(c.members, ownership.Node{Name: fmt.Sprint("n", i), Boot: uint64(i + 1)})
 	}
@@ -97,7 +100,8 @@ func newFakeCluster(t *testing.T, size int) *fakeCluster {
 // start begins a member anew, with a book.
 func (c *fakeCluster) start(m ownership.Node, b *Book) {
 	c.all[m] = NewReplicator(ReplicatorConfig{
-		Self: m, Book: b, Peers: from{c, m}, Apply: func() { c.applied[m].Add(1) }, Now: time.Now, Logger: c.log.Logger(),
+		Self: m, Book: b, Peers: from{c, m}, Apply: func() { c.applied[m].Add(1) }, Now: time.Now,
+		Logger:  c.log.Logger(),
 		Members: func() []ownership.Node { return c.members },
 	})
 }
@@ -144,10 +148,12 @@ func (c *fakeCluster) made(t *testing.T, i int, key, settings string) (Entry, []
 // service is what operators call on a member.
 func (c *fakeCluster) service(t *testing.T, i int) *Overrides {
 	t.Helper()
-	policies := must.Value(policy.Parse("p", []byte("policies: [{name: login, algorithm: sliding_log, limit: 5, window: 1m}]")))(t)
+	policies := must.Value(policy.Parse("p",
+		[]byte("policies: [{name: login, algorithm: sliding_log, limit: 5, window: 1m}]")))(t)
 	r := c.all[c.members[i]]
 	return NewOverrides(OverridesConfig{
-		Book: r.cfg.Book, Replicator: r, Policies: func() *policy.Set { return policies }, Record: func(auth.Event) {}, Now: time.Now,
+		Book: r.cfg.Book, Replicator: r, Policies: func() *policy.Set { return policies }, Record: func(auth.Event) {},
+		Now:  time.Now,
 		Auth: auth.New(auth.Config{}), Ready: func() (bool, string) { return true, "" },
 	})
 }
@@ -159,13 +165,15 @@ func (c *fakeCluster) set(t *testing.T, i int, req *weirv1.SetOverrideRequest) (
 
 // operator is the context of a call of an operator on the member's host.
 func operator(t *testing.T) context.Context {
-	ctx, denial := auth.New(auth.Config{}).Authorize(t.Context(), "grpc", auth.RoleOverrides, auth.Credentials{From: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}})
+	ctx, denial := auth.New(auth.Config{}).Authorize(t.Context(), "grpc", auth.RoleOverrides,
+		auth.Credentials{From: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}})
 	expect.True(t, denial == nil, "%v", denial)
 	return ctx
 }
 
 func settingsOf(key string, limit int) *weirv1.SetOverrideRequest {
-	return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Key: key, Settings: fmt.Sprintf(`{"limit":%d}`, limit)}}
+	return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Key: key,
+		Settings: fmt.Sprintf(`{"limit":%d}`, limit)}}
 }
 
 // TestFieldsOfAnswers: who sets an override with a field that only answers have is told which.
@@ -273,7 +281,8 @@ func TestTwoOperatorsAtOnce(t *testing.T) {
 				case own == counts && (has != len(a.Members) || a.Override.Settings != own):
 					t.Errorf("round %d: the change that counts is answered %+v", round, a)
 				case own != counts && concurrent:
-					if lost++; a.Members[i].Has || !strings.Contains(a.Members[i].Error, final.Version.String()) || a.Override.Settings != counts || has != 0 {
+					if lost++; a.Members[i].Has || !strings.Contains(a.Members[i].Error, final.Version.String()) ||
+						a.Override.Settings != counts || has != 0 {
 						t.Errorf("round %d: the change that lost is answered %+v", round, a)
 					}
 				case own != counts && !strings.HasSuffix(a.Override.Version, fmt.Sprint("@n", i)):
@@ -422,7 +431,8 @@ func TestSpreadToFull(t *testing.T) {
 func TestStrangerNotifies(t *testing.T) {
 	c := newFakeCluster(t, 2)
 	r := c.all[c.members[0]]
-	for _, req := range []*peerv1.NotifyOverridesRequest{nil, {}, {Name: "n1", Boot: 77}, {Name: "n0", Boot: 1}, {Name: "stranger", Boot: 2}} {
+	for _, req := range []*peerv1.NotifyOverridesRequest{nil, {}, {Name: "n1", Boot: 77}, {Name: "n0", Boot: 1},
+		{Name: "stranger", Boot: 2}} {
 		if _, err := r.Notify(t.Context(), req); status.Code(err) != codes.FailedPrecondition || c.calls.Load() != 0 {
 			t.Errorf("%v: %v, after %d calls", req, err, c.calls.Load())
 		}
@@ -432,11 +442,13 @@ func TestStrangerNotifies(t *testing.T) {
 // hostile answers with what it likes.
 type hostile struct{ answer *peerv1.PullOverridesResponse }
 
-func (h hostile) Notify(context.Context, ownership.Node, *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
+func (h hostile) Notify(context.Context, ownership.Node,
+	*peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
 	return &peerv1.NotifyOverridesResponse{Digest: h.answer.Digest}, nil
 }
 
-func (h hostile) Pull(context.Context, ownership.Node, *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error) {
+func (h hostile) Pull(context.Context, ownership.Node,
+	*peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error) {
 	return h.answer, nil
 }
 
@@ -450,7 +462,8 @@ func TestHostileBooks(t *testing.T) {
 		"nothing":        {},
 		"a short digest": {Digest: digest[:5]},
 		"no book":        {Digest: digest},
-		"a bad entry":    {Digest: digest, Book: []byte(`{"format":1,"overrides":[` + strings.Replace(entry, `"n"`, `""`, 1) + `]}`)},
+		"a bad entry": {Digest: digest,
+			Book: []byte(`{"format":1,"overrides":[` + strings.Replace(entry, `"n"`, `""`, 1) + `]}`)},
 		"another digest": {Digest: digest, Book: []byte(`{"format":1,"overrides":[` + entry + `]}`)},
 	} {
 		c := newFakeCluster(t, 2)

@@ -33,17 +33,19 @@ var (
 
 // SecretsConfig configures WriteSecrets.
 type SecretsConfig struct {
-	Namespace string   // of the cluster in Kubernetes
-	Service   string   // the Service for callers; SERVICE-headless belongs to it, and the names of Secrets begin with it
-	Names     []string // more host names and addresses by which callers reach nodes
-	PeerName  string   // in every node's certificate
-	Days      int      // validity of certificates in days, 1 to 3650; that of authorities is ten times as long
+	Namespace string // of the cluster in Kubernetes
+	// the Service for callers; SERVICE-headless belongs to it, and the names of Secrets begin with it
+	Service  string
+	Names    []string // more host names and addresses by which callers reach nodes
+	PeerName string   // in every node's certificate
+	Days     int      // validity of certificates in days, 1 to 3650; that of authorities is ten times as long
 }
 
 // Validate returns what is wrong with a configuration. The error begins with the name of the setting: namespace,
 // service, peer-tls-name or days.
 func (c *SecretsConfig) Validate() error {
-	for _, name := range []struct{ setting, value string }{{"namespace", c.Namespace}, {"service", c.Service}, {"peer-tls-name", c.PeerName}} {
+	for _, name := range []struct{ setting, value string }{{"namespace", c.Namespace}, {"service", c.Service},
+		{"peer-tls-name", c.PeerName}} {
 		if name.value == "" || strings.ContainsAny(name.value, "/ \"\n") {
 			return fmt.Errorf("%s: %q is not a name", name.setting, name.value)
 		}
@@ -114,7 +116,8 @@ func (c *SecretsConfig) make(now time.Time) ([]secretFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := c.newAuthority("weir nodes", []string{c.PeerName}, now, x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
+	nodes, err := c.newAuthority("weir nodes", []string{c.PeerName}, now, x509.ExtKeyUsageServerAuth,
+		x509.ExtKeyUsageClientAuth)
 	if err != nil {
 		return nil, err
 	}
@@ -127,13 +130,16 @@ func (c *SecretsConfig) make(now time.Time) ([]secretFile, error) {
 		{"authorities/nodes.crt", nodes.pem}, {"authorities/nodes.key", nodes.keyPEM},
 		{"tokens/caller", []byte(caller)}, {"tokens/operator", []byte(operator)},
 		{secret("access") + "/access.yaml", []byte(access)},
-		{callersTLS + "/ca.crt", callers.pem}, {callersTLS + "/tls.crt", callers.issued}, {callersTLS + "/tls.key", callers.issuedKey},
+		{callersTLS + "/ca.crt", callers.pem}, {callersTLS + "/tls.crt", callers.issued},
+		{callersTLS + "/tls.key", callers.issuedKey},
 		{secret("cluster") + "/gossip-keys", randomLine()}, {secret("cluster") + "/secret", randomLine()},
 		{secret("metrics") + "/token", []byte(prometheus)},
-		{nodesTLS + "/ca.crt", nodes.pem}, {nodesTLS + "/tls.crt", nodes.issued}, {nodesTLS + "/tls.key", nodes.issuedKey},
+		{nodesTLS + "/ca.crt", nodes.pem}, {nodesTLS + "/tls.crt", nodes.issued},
+		{nodesTLS + "/tls.key", nodes.issuedKey},
 	}
 	return append(files, secretFile{"kustomization.yaml", c.kustomization(files)},
-		secretFile{"namespace.yaml", fmt.Appendf(nil, "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: %s\n", c.Namespace)}), nil
+		secretFile{"namespace.yaml",
+			fmt.Appendf(nil, "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: %s\n", c.Namespace)}), nil
 }
 
 // kustomization returns a file that makes Secrets of the directories whose names begin with the Service's name.
@@ -171,7 +177,8 @@ type authority struct {
 }
 
 // newAuthority makes an authority, and has it issue a certificate for the Service with these names.
-func (c *SecretsConfig) newAuthority(name string, names []string, now time.Time, usages ...x509.ExtKeyUsage) (a *authority, err error) {
+func (c *SecretsConfig) newAuthority(name string, names []string, now time.Time,
+	usages ...x509.ExtKeyUsage) (a *authority, err error) {
 	a = new(authority)
 	a.pem, a.keyPEM, err = a.sign(&x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
@@ -222,5 +229,6 @@ func (a *authority) sign(template *x509.Certificate, now time.Time, days int) (c
 	if err != nil {
 		return nil, nil, err
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
 }

@@ -104,14 +104,16 @@ type diskLog struct {
 
 // Open opens the counters of a data directory, and makes them if necessary. Its errors name the directory.
 func Open(cfg Config) (_ *Disk, err error) {
-	d := &Disk{cfg: cfg, logs: make(map[int]*diskLog), wake: fifo.NewSignal(), stop: make(chan struct{}), lost: make(chan struct{})}
+	d := &Disk{cfg: cfg, logs: make(map[int]*diskLog), wake: fifo.NewSignal(), stop: make(chan struct{}),
+		lost: make(chan struct{})}
 	dir := filepath.Join(cfg.Dir, Folder)
 	cache := pebble.NewCache(8 << 20)
 	defer cache.Unref()
 	options := func() *pebble.Options {
 		return &pebble.Options{
-			FS: cfg.FS, Cache: cache, MemTableSize: 16 << 20, MaxOpenFiles: 256, FormatMajorVersion: pebble.FormatWALSyncChunks,
-			Logger: engineLog{d}, EventListener: &pebble.EventListener{
+			FS: cfg.FS, Cache: cache, MemTableSize: 16 << 20, MaxOpenFiles: 256,
+			FormatMajorVersion: pebble.FormatWALSyncChunks,
+			Logger:             engineLog{d}, EventListener: &pebble.EventListener{
 				BackgroundError: d.fail, DataCorruption: func(i pebble.DataCorruptionInfo) { d.fail(i.Details) },
 			},
 		}
@@ -333,7 +335,8 @@ func (d *Disk) fail(err error) {
 	d.failOnce.Do(func() {
 		d.failed.Store(&err)
 		close(d.lost)
-		d.cfg.Logger.Error("counters not written any more", "error", err.Error(), "hint", "a full stop loses what is counted from now on; mend the disk and restart the node")
+		d.cfg.Logger.Error("counters not written any more", "error", err.Error(), "hint",
+			"a full stop loses what is counted from now on; mend the disk and restart the node")
 		if d.cfg.Failed != nil {
 			d.cfg.Failed(err)
 		}

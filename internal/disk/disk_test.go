@@ -35,7 +35,8 @@ type rig struct {
 
 func newRig(t *testing.T, fs vfs.FS) *rig {
 	r := &rig{t: t, now: int64(time.Hour)}
-	r.cfg = Config{Dir: "data", Cluster: "c", Name: "a", Boot: "one", FS: fs, Now: func() int64 { return r.now }, Logger: r.log.Logger()}
+	r.cfg = Config{Dir: "data", Cluster: "c", Name: "a", Boot: "one", FS: fs, Now: func() int64 { return r.now },
+		Logger: r.log.Logger()}
 	return r
 }
 
@@ -237,7 +238,8 @@ func TestCrash(t *testing.T) {
 		must.NoError(t, again.d.Restore(func(of Copy) error {
 			found++
 			p, at, chunks := of.Partition, of.Position, of.Chunks
-			expect.Equal(t, string(chunks[len(chunks)-1].Data), fmt.Sprint("n", confirmed[p]), "seed %d, partition %d", seed, p)
+			expect.Equal(t, string(chunks[len(chunks)-1].Data), fmt.Sprint("n", confirmed[p]), "seed %d, partition %d",
+				seed, p)
 			expect.Equal(t, at.Term.N, uint64(confirmed[p]))
 			return nil
 		}))
@@ -351,7 +353,8 @@ func TestTableDamage(t *testing.T) {
 				continue
 			}
 			told++
-			expect.ErrorContains(t, err, filepath.Join(r.cfg.Dir, Folder)+": the counters are damaged; remove this folder")
+			expect.ErrorContains(t, err,
+				filepath.Join(r.cfg.Dir, Folder)+": the counters are damaged; remove this folder")
 			expect.Equal(t, strings.Count(err.Error(), "\n"), 0, "line ends in %q", err)
 		}
 	}

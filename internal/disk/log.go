@@ -49,7 +49,8 @@ func (d *Disk) Write(blocks []*ownership.Block) *ownership.BlockAck {
 			for i := range b.Entries {
 				if e := &b.Entries[i]; !d.add(batch, e, now+d.head.Offset) {
 					ack.Refusals = append(ack.Refusals, ownership.Refusal{
-						Position: b.Position, Partition: e.Partition, Attachment: e.Attachment, Outcome: ownership.Again,
+						Position: b.Position, Partition: e.Partition, Attachment: e.Attachment,
+						Outcome: ownership.Again,
 					})
 				}
 			}

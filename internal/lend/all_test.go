@@ -62,7 +62,8 @@ func TestTakeAll(t *testing.T) {
 			if more := map[string]int64{"a": 40, "b": 10}[r.Key]; r.Totals.Left() < more {
 				granted[r.Key] += more
 			}
-			answers = append(answers, Answer[int]{Number: r.Number, Lent: limit.Lent{Granted: granted[r.Key], Spent: r.Totals.Spent, Term: algo.LoanTerm}})
+			answers = append(answers, Answer[int]{Number: r.Number,
+				Lent: limit.Lent{Granted: granted[r.Key], Spent: r.Totals.Spent, Term: algo.LoanTerm}})
 		}
 		b.Answered(at, now(), answers)
 	}
@@ -76,7 +77,8 @@ func TestTakeAll(t *testing.T) {
 	clock.Add(int64(time.Second / 2)) // idle: what is left is returned
 	report()
 	expect.True(t, spent["a"] == both.Load() && spent["b"] == both.Load()+alone.Load(),
-		"%d of a and %d of b are reported spent, %d of both and %d of b alone were admitted", spent["a"], spent["b"], both.Load(), alone.Load())
+		"%d of a and %d of b are reported spent, %d of both and %d of b alone were admitted", spent["a"], spent["b"],
+		both.Load(), alone.Load())
 	clock.Add(int64(2 * algo.LoanTerm))
 	expect.True(t, !b.TakeAll([]Part[string, int]{{Key: "a", Units: 1}}, now), "took of a loan that has ended")
 }
@@ -193,7 +195,8 @@ func BenchmarkHotKey(b *testing.B) {
 		book.Missed("k", 1, clock, nil)
 	}
 	reports, _ := book.Report(clock())
-	book.Answered(clock(), clock(), []Answer[int]{{Number: reports[0].Number, Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour, Limit: algo.MaxLimit}}})
+	book.Answered(clock(), clock(), []Answer[int]{{Number: reports[0].Number,
+		Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour, Limit: algo.MaxLimit}}})
 	take := func(b *testing.B) {
 		_, _, ok := book.Take("k", 1, clock)
 		expect.True(b, ok, "not lent")

@@ -284,7 +284,8 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	defer b.mu.Unlock()
 	now := clock()
 	b.turnLocked(now)
-	if of, all := b.countLocked(k, int64(every)); of < max(often, fewest*int64(every), all/share) || len(b.byNumber) >= maxLoans {
+	if of, all := b.countLocked(k, int64(every)); of < max(often, fewest*int64(every), all/share) ||
+		len(b.byNumber) >= maxLoans {
 		return
 	}
 	if (*b.loans.Load())[k] != nil {
@@ -345,7 +346,8 @@ func (b *Book[K, N]) Pending(k K, n, now int64) <-chan struct{} {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.byNumber[l.number] != l || l.astray > 0 || now < l.scarce || now-l.used >= int64(quiet) || l.sent != 0 && now-l.sent >= int64(Patience) {
+	if b.byNumber[l.number] != l || l.astray > 0 || now < l.scarce || now-l.used >= int64(quiet) ||
+		l.sent != 0 && now-l.sent >= int64(Patience) {
 		return nil
 	}
 	if l.coming == nil {
@@ -474,7 +476,8 @@ func (l *loan[K, N]) report(now int64, idle, all bool) (r Report[K, N], due bool
 		next = min(next, time.Duration(after-now)) // callers wait for units
 	} else if !idle && now >= after {
 		// want is enough for the demand until the next report but one.
-		want = max(int64(l.demand*max(1.5*float64(interval), 2.5*float64(period))), algo.LeastLoan, min(2*l.needs, algo.MaxLimit))
+		want = max(int64(l.demand*max(1.5*float64(interval), 2.5*float64(period))), algo.LeastLoan,
+			min(2*l.needs, algo.MaxLimit))
 	}
 	low := min(want, l.level) / 3
 	l.low.Store(low)
@@ -507,7 +510,8 @@ func (l *loan[K, N]) report(now int64, idle, all bool) (r Report[K, N], due bool
 
 // inOrder returns the loans in the order of their numbers, so that no result depends on the order of a map.
 func (b *Book[K, N]) inOrder() []*loan[K, N] {
-	return slices.SortedFunc(maps.Values(b.byNumber), func(l, m *loan[K, N]) int { return cmp.Compare(l.number, m.number) })
+	return slices.SortedFunc(maps.Values(b.byNumber),
+		func(l, m *loan[K, N]) int { return cmp.Compare(l.number, m.number) })
 }
 
 // measure updates the demand. Within an interval the demand falls by at most half.

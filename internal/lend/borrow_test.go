@@ -61,7 +61,8 @@ func (o *owner) lend(now int64, borrower uint64, r Report[string, int]) Answer[i
 	} else if o.u.OnLoan() > 0 {
 		again = 20 * time.Millisecond
 	}
-	return Answer[int]{Number: r.Number, Lent: limit.Lent{Granted: loan.Granted, Spent: loan.Spent, Ended: loan.Ended, Term: loan.Term, Again: again}}
+	return Answer[int]{Number: r.Number,
+		Lent: limit.Lent{Granted: loan.Granted, Spent: loan.Spent, Ended: loan.Ended, Term: loan.Term, Again: again}}
 }
 
 // newBook returns a Book whose sample is the same in each run.
@@ -245,14 +246,16 @@ func TestTakesNoMoreThanAsked(t *testing.T) {
 	b.Missed("k", 1, at(1+int64(unanswered)), nil)
 	second := due(b, 1+int64(unanswered))[0]
 	both := first.Want + second.Want
-	b.Answered(1+int64(unanswered), 2+int64(unanswered), []Answer[int]{{Number: first.Number, Lent: limit.Lent{Granted: 1e9, Spent: 1e9, Term: time.Second}}})
+	b.Answered(1+int64(unanswered), 2+int64(unanswered),
+		[]Answer[int]{{Number: first.Number, Lent: limit.Lent{Granted: 1e9, Spent: 1e9, Term: time.Second}}})
 	_, left, ok := b.Take("k", 1, at(3))
 	must.True(t, ok && left == both-1, "%d left of %d that were asked for", left, both)
 	next := 1 + int64(unanswered+time.Second/perTerm)
 	r := due(b, next)
 	must.True(t, len(r) == 1 && r[0].Totals == (algo.Totals{Granted: 1e9, Spent: 1, Returned: 1e9 - both,
 		Checks: 1}) && r[0].Known <= both, "%+v", r)
-	b.Answered(next, next, []Answer[int]{{Number: first.Number, Lent: limit.Lent{Granted: 1e9 + 1e6, Term: time.Second}}})
+	b.Answered(next, next, []Answer[int]{{Number: first.Number,
+		Lent: limit.Lent{Granted: 1e9 + 1e6, Term: time.Second}}})
 	_, left, ok = b.Take("k", 1, at(3))
 	expect.True(t, ok && left == both-2+r[0].Want, "%d left of %d, and %d that were asked for", left, both-1, r[0].Want)
 }
@@ -367,7 +370,8 @@ func BenchmarkTake(b *testing.B) {
 	for book.Loans() == 0 {
 		book.Missed("k", 1, at(1), nil)
 	}
-	book.Answered(1, 2, []Answer[int]{{Number: due(book, 1)[0].Number, Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour}}})
+	book.Answered(1, 2, []Answer[int]{{Number: due(book, 1)[0].Number,
+		Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour}}})
 	now := func() int64 { return 5 }
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
@@ -425,7 +429,8 @@ func TestRecalled(t *testing.T) {
 	expect.True(t, !ok, "of another loan: %+v", r)
 	_, left, ok := b.Take("k", 4, func() int64 { return 5 })
 	expect.True(t, ok && left == 6, "%d left, %t", left, ok)
-	if r := due(b, int64(time.Second)/perTerm); len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Checks: 1}) {
+	if r := due(b, int64(time.Second)/perTerm); len(r) != 1 ||
+		r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Checks: 1}) {
 		t.Errorf("%+v", r)
 	}
 }
@@ -466,14 +471,16 @@ func TestUnheard(t *testing.T) {
 	quiet(4 * soon)
 	unheard(report(0), 1, 1)
 	quiet(8 * soon)
-	b.Answered(now, now, []Answer[int]{{Number: report(0).Number, Lent: limit.Lent{Granted: 100, Term: time.Second}, From: 3}})
+	b.Answered(now, now, []Answer[int]{{Number: report(0).Number, Lent: limit.Lent{Granted: 100, Term: time.Second},
+		From: 3}})
 	for range 80 {
 		b.Take("k", 1, func() int64 { return now })
 	}
 	now += int64(Tick)
 	unheard(report(3), 3, 0)
 	quiet(soon)
-	b.Answered(now, now, []Answer[int]{{Number: report(0).Number, Lent: limit.Lent{Granted: 150, Term: time.Second}, From: 4}})
+	b.Answered(now, now, []Answer[int]{{Number: report(0).Number, Lent: limit.Lent{Granted: 150, Term: time.Second},
+		From: 4}})
 	for range 60 {
 		b.Take("k", 1, func() int64 { return now })
 	}

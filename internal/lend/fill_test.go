@@ -128,7 +128,8 @@ func (b *borrower) report() {
 			if a.Term > 0 {
 				wait = p.way + p.copied
 			}
-			if loan, ok := p.owner.u.Get(algo.LoanID{Borrower: b.id, Number: r.Number}); !ok || loan.Ended || loan.Left() == 0 {
+			if loan, ok := p.owner.u.Get(algo.LoanID{Borrower: b.id, Number: r.Number}); !ok || loan.Ended ||
+				loan.Left() == 0 {
 				p.returned(algo.LoanID{Borrower: b.id, Number: r.Number})
 			}
 			a.From = 1

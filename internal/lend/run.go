@@ -12,7 +12,8 @@ const gap = time.Millisecond
 
 // Run calls report with an instant of clock and the reports that Report returned for it, of which there may be none,
 // until ctx ends. It does so when kick is set, and when Report has said. The Book's wake must set kick.
-func (b *Book[K, N]) Run(ctx context.Context, kick fifo.Signal, clock func() int64, report func(now int64, reports []Report[K, N])) {
+func (b *Book[K, N]) Run(ctx context.Context, kick fifo.Signal, clock func() int64,
+	report func(now int64, reports []Report[K, N])) {
 	tick := time.NewTimer(time.Hour)
 	defer tick.Stop()
 	for next := time.Duration(0); ; {

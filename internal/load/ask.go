@@ -65,7 +65,8 @@ func (n Nodes) Open() (askers []Asker, closeAll func(), err error) {
 	case "stream":
 		err = n.openStream(token, add)
 	case "http":
-		transport := &http.Transport{TLSClientConfig: n.TLS, MaxIdleConnsPerHost: n.Concurrency, MaxConnsPerHost: n.Concurrency}
+		transport := &http.Transport{TLSClientConfig: n.TLS, MaxIdleConnsPerHost: n.Concurrency,
+			MaxConnsPerHost: n.Concurrency}
 		for _, addr := range n.Addrs {
 			add(n.overHTTP(addr, token, transport), func() error { transport.CloseIdleConnections(); return nil })
 		}
@@ -145,7 +146,8 @@ func (a *grpcAsker) Ask(ctx context.Context, key string) (Answer, error) {
 	}
 	d := r.Results[0].GetDecision()
 	return Answer{
-		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit, Window: time.Duration(d.WindowNs),
+		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit,
+		Window: time.Duration(d.WindowNs),
 	}, nil
 }
 
@@ -157,7 +159,8 @@ type streamAsker struct {
 
 func (n *Nodes) openStream(token string, add func(Asker, func() error)) error {
 	// Each check must go to a node, and a check that no node answers must not count as admitted.
-	opts := []client.Option{client.WithoutMemory(), client.WithoutLoans(), client.WithOnError(client.FailClosed), client.WithTimeout(n.Timeout)}
+	opts := []client.Option{client.WithoutMemory(), client.WithoutLoans(), client.WithOnError(client.FailClosed),
+		client.WithTimeout(n.Timeout)}
 	if n.TLS != nil {
 		opts = append(opts, client.WithTLS(n.TLS))
 	}
@@ -183,7 +186,8 @@ func (a *streamAsker) Ask(ctx context.Context, key string) (Answer, error) {
 		err = errors.New("no node answered") // this answer is the client's own
 	}
 	return Answer{
-		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit, Window: d.Window,
+		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit,
+		Window: d.Window,
 	}, err
 }
 
@@ -272,7 +276,8 @@ type respAsker struct {
 }
 
 func (n *Nodes) overRESP(addr, token string) *redis.Pool {
-	opts := []redis.DialOption{redis.DialConnectTimeout(n.Timeout), redis.DialReadTimeout(n.Timeout), redis.DialWriteTimeout(n.Timeout)}
+	opts := []redis.DialOption{redis.DialConnectTimeout(n.Timeout), redis.DialReadTimeout(n.Timeout),
+		redis.DialWriteTimeout(n.Timeout)}
 	if token != "" {
 		opts = append(opts, redis.DialPassword(token))
 	}

@@ -45,7 +45,8 @@ func TestOpenErrors(t *testing.T) {
 		{"no token for 192.0.2.1:1", func(c *Nodes) { c.Addrs = []string{"127.0.0.1:1", "192.0.2.1:1"} }},
 	} {
 		for _, over := range []string{"grpc", "stream", "http", "resp"} {
-			cfg := Nodes{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{}, Token: token}
+			cfg := Nodes{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{},
+				Token: token}
 			c.spoil(&cfg)
 			_, _, err := cfg.Open()
 			expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%s: %v, want %s", over, err, c.want)
@@ -55,7 +56,8 @@ func TestOpenErrors(t *testing.T) {
 
 // said is what a node answers to a key: its name.
 var said = map[string]Answer{
-	"allowed": {Allowed: true}, "refused": {}, "failed_open": {Allowed: true, FailedOpen: true}, "failed_closed": {FailedClosed: true},
+	"allowed": {Allowed: true}, "refused": {}, "failed_open": {Allowed: true, FailedOpen: true},
+	"failed_closed": {FailedClosed: true},
 }
 
 // limiter answers by key, to who presents the token.
@@ -70,7 +72,8 @@ func (limiter) Check(ctx context.Context, r *weirv1.CheckRequest) (*weirv1.Check
 	c := r.Checks[0]
 	result := &weirv1.Result{Outcome: &weirv1.Result_Error{Error: &weirv1.Error{Message: "a mistake"}}}
 	if a, ok := said[c.Target.Key]; ok && c.Target.Policy == "p" && c.GetCost() == 3 {
-		result.Outcome = &weirv1.Result_Decision{Decision: &weirv1.Decision{Allowed: a.Allowed, FailedOpen: a.FailedOpen, FailedClosed: a.FailedClosed}}
+		result.Outcome = &weirv1.Result_Decision{Decision: &weirv1.Decision{Allowed: a.Allowed,
+			FailedOpen: a.FailedOpen, FailedClosed: a.FailedClosed}}
 	}
 	return &weirv1.CheckResponse{Results: []*weirv1.Result{result}}, nil
 }
@@ -150,7 +153,8 @@ func answerRESP(conn net.Conn) {
 		case command == "AUTH secret":
 			fmt.Fprint(conn, "+OK\r\n")
 		case ok:
-			fmt.Fprintf(conn, "*4\r\n$7\r\nallowed\r\n:%d\r\n$11\r\nfailed_open\r\n:%d\r\n", bit[answer.Allowed], bit[answer.FailedOpen])
+			fmt.Fprintf(conn, "*4\r\n$7\r\nallowed\r\n:%d\r\n$11\r\nfailed_open\r\n:%d\r\n", bit[answer.Allowed],
+				bit[answer.FailedOpen])
 		default:
 			fmt.Fprint(conn, "-ERR a mistake\r\n")
 		}
@@ -160,7 +164,8 @@ func answerRESP(conn net.Conn) {
 // TestAnswers: each protocol's answers mean the same, and carry the token.
 func TestAnswers(t *testing.T) {
 	for over, addr := range map[string]string{
-		"grpc": testkit.Serve(t, func(r grpc.ServiceRegistrar) { weirv1.RegisterLimiterServer(r, limiter{}) }), "http": serveHTTP(t), "resp": serveRESP(t),
+		"grpc": testkit.Serve(t, func(r grpc.ServiceRegistrar) { weirv1.RegisterLimiterServer(r, limiter{}) }),
+		"http": serveHTTP(t), "resp": serveRESP(t),
 	} {
 		askers, closeAll, err := Nodes{
 			Over: over, Addrs: []string{addr, addr}, Connections: 1, Concurrency: 2, Timeout: 10 * time.Second,
@@ -191,7 +196,8 @@ func TestNobodyAnswers(t *testing.T) {
 	must.NoError(t, l.Close())
 	for _, over := range []string{"grpc", "stream", "http", "resp"} {
 		askers, closeAll, err := Nodes{
-			Over: over, Addrs: []string{addr}, Connections: 1, Concurrency: 1, Timeout: 200 * time.Millisecond, Target: &weirv1.Target{Policy: "p"}, Cost: 1,
+			Over: over, Addrs: []string{addr}, Connections: 1, Concurrency: 1, Timeout: 200 * time.Millisecond,
+			Target: &weirv1.Target{Policy: "p"}, Cost: 1,
 		}.Open()
 		must.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

@@ -87,7 +87,8 @@ type Result struct {
 	FailedClosed int64         `json:"failed_closed"` // of Refused, by a fail policy
 	Errors       int64         `json:"errors"`        // no decision
 	FirstError   string        `json:"first_error,omitempty"`
-	Unsent       int64         `json:"unsent"` // of an open loop: checks that were due and not sent in time, because too few workers were free
+	// of an open loop: checks that were due and not sent in time, because too few workers were free
+	Unsent int64 `json:"unsent"`
 	// Latency is that of the checks with a decision: from when the check was due (open loop) or sent (closed loop).
 	Latency Latency  `json:"latency"`
 	Verdict *Verdict `json:"verdict,omitempty"` // nil without a Bound
@@ -251,7 +252,8 @@ func (r *run) report(finished <-chan struct{}) {
 			return
 		case <-tick.C:
 			r.mu.Lock()
-			p := Progress{Elapsed: r.elapsed(), Of: r.Duration, Sent: r.result.Checks, P99: time.Duration(r.times.ValueAtQuantile(99))}
+			p := Progress{Elapsed: r.elapsed(), Of: r.Duration, Sent: r.result.Checks,
+				P99: time.Duration(r.times.ValueAtQuantile(99))}
 			r.mu.Unlock()
 			r.Progress(p)
 		}

@@ -19,12 +19,13 @@ func TestKey(t *testing.T) {
 		forward []string
 		want    string
 	}{
-		"peer":                        {nil, 0, "192.0.2.1:5000", nil, "192.0.2.1"},
-		"a stranger's header":         {trusted, 0, "192.0.2.1:5000", []string{"203.0.113.5"}, "192.0.2.1"},
-		"nobody is trusted":           {nil, 0, "10.0.0.1:5000", []string{"203.0.113.5"}, "10.0.0.1"},
-		"one proxy":                   {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5"}, "203.0.113.5"},
-		"two proxies":                 {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5, 10.2.3.4"}, "203.0.113.5"},
-		"two proxies, two lines":      {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5", "192.0.2.9"}, "203.0.113.5"},
+		"peer":                {nil, 0, "192.0.2.1:5000", nil, "192.0.2.1"},
+		"a stranger's header": {trusted, 0, "192.0.2.1:5000", []string{"203.0.113.5"}, "192.0.2.1"},
+		"nobody is trusted":   {nil, 0, "10.0.0.1:5000", []string{"203.0.113.5"}, "10.0.0.1"},
+		"one proxy":           {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5"}, "203.0.113.5"},
+		"two proxies":         {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5, 10.2.3.4"}, "203.0.113.5"},
+		"two proxies, two lines": {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5", "192.0.2.9"},
+			"203.0.113.5"},
 		"a forged first hop":          {trusted, 0, "10.0.0.1:5000", []string{"1.1.1.1, 203.0.113.5, 10.2.3.4"}, "203.0.113.5"},
 		"all are trusted":             {trusted, 0, "10.0.0.1:5000", []string{"10.9.9.9,10.2.3.4"}, "10.9.9.9"},
 		"no header":                   {trusted, 0, "10.0.0.1:5000", nil, "10.0.0.1"},
@@ -38,9 +39,10 @@ func TestKey(t *testing.T) {
 		"IPv6 whole":                  {nil, 128, "[2001:db8::6]:5000", nil, "2001:db8::6"},
 		"IPv6 hop in brackets":        {trusted, 0, "[fd00::1]:5000", []string{"[2001:db8::6]:99"}, "2001:db8::/64"},
 		"IPv6 hop in brackets, short": {trusted, 0, "[fd00::1]:5000", []string{"[2001:db8::6]"}, "2001:db8::/64"},
-		"IPv4 in IPv6":                {trusted, 0, "[::ffff:10.0.0.1]:5000", []string{"::ffff:203.0.113.5"}, "203.0.113.5"},
-		"a zone":                      {nil, 0, "[fe80::1%eth0]:5000", nil, "fe80::/64"},
-		"no address":                  {trusted, 0, "@", []string{"203.0.113.5"}, ""},
+		"IPv4 in IPv6": {trusted, 0, "[::ffff:10.0.0.1]:5000", []string{"::ffff:203.0.113.5"},
+			"203.0.113.5"},
+		"a zone":     {nil, 0, "[fe80::1%eth0]:5000", nil, "fe80::/64"},
+		"no address": {trusted, 0, "@", []string{"203.0.113.5"}, ""},
 	} {
 		r := Resolver{Trusted: c.trusted, IPv6Bits: c.bits}
 		h := http.Header{}
@@ -48,7 +50,8 @@ func TestKey(t *testing.T) {
 			h["X-Forwarded-For"] = c.forward
 		}
 		expect.Equal(t, r.Key(c.remote, h), c.want, "%s", name)
-		unnamed := map[string]bool{"no header": true, "an empty header": true, "garbage": true, "garbage behind two": true, "no address": true}
+		unnamed := map[string]bool{"no header": true, "an empty header": true, "garbage": true,
+			"garbage behind two": true, "no address": true}
 		_, named := r.Caller(c.remote, h)
 		expect.True(t, named != unnamed[name], "%s: named is %t", name, named)
 	}
@@ -79,8 +82,10 @@ func FuzzKey(f *testing.F) {
 func TestHost(t *testing.T) {
 	for host, want := range map[string]bool{
 		"localhost": true, "127.0.0.1": true, "127.8.9.10": true, "::1": true, "::ffff:127.0.0.1": true,
-		"": false, "0.0.0.0": false, "::": false, "192.0.2.1": false, "::ffff:192.0.2.1": false, "::2": false, "128.0.0.1": false,
-		"127.0.0.1.example.com": false, "localhost.example.com": false, "127.0.0.1:80": false, "[::1]": false, "127.1": false,
+		"": false, "0.0.0.0": false, "::": false, "192.0.2.1": false, "::ffff:192.0.2.1": false, "::2": false,
+		"128.0.0.1":             false,
+		"127.0.0.1.example.com": false, "localhost.example.com": false, "127.0.0.1:80": false, "[::1]": false,
+		"127.1": false,
 	} {
 		expect.Equal(t, LoopbackHost(host), want, "Host(%q)", host)
 	}
@@ -89,7 +94,8 @@ func TestHost(t *testing.T) {
 func TestHostPort(t *testing.T) {
 	for address, want := range map[string]bool{
 		"localhost:80": true, "127.0.0.1:80": true, "[::1]:80": true, "[::ffff:127.0.0.1]:80": true,
-		"": false, ":80": false, "127.0.0.1": false, "localhost": false, "192.0.2.1:80": false, "::1:80": false, "@": false,
+		"": false, ":80": false, "127.0.0.1": false, "localhost": false, "192.0.2.1:80": false, "::1:80": false,
+		"@": false,
 	} {
 		expect.Equal(t, LoopbackHostPort(address), want, "HostPort(%q)", address)
 	}

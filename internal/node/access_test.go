@@ -51,7 +51,8 @@ func startAccess(t *testing.T, change func(*Config)) (n *Node, shop, all string,
 	t.Helper()
 	shop, all = auth.NewToken(), auth.NewToken()
 	cfg := testConfig(t, "node")
-	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", fmt.Sprintf(accessFile, auth.Hash(shop), auth.Hash(all)))
+	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml",
+		fmt.Sprintf(accessFile, auth.Hash(shop), auth.Hash(all)))
 	book = new(testkit.Buffer)
 	cfg.Logger = book.Logger()
 	if change != nil {
@@ -78,7 +79,8 @@ func bearer(t *testing.T, token string) context.Context {
 // send sends a request over plain HTTP.
 func send(t *testing.T, n *Node, method, path, token, body string) (*http.Response, string) {
 	t.Helper()
-	r := must.Value(http.NewRequestWithContext(t.Context(), method, "http://"+addrOf(n.listeners.http)+path, strings.NewReader(body)))(t)
+	r := must.Value(http.NewRequestWithContext(t.Context(), method, "http://"+addrOf(n.listeners.http)+path,
+		strings.NewReader(body)))(t)
 	r.Header.Set("Content-Type", "application/json")
 	if token != "" {
 		field := "Authorization"
@@ -97,7 +99,8 @@ func send(t *testing.T, n *Node, method, path, token, body string) (*http.Respon
 func TestEveryRoute(t *testing.T) {
 	n, _, all, _ := withAccess(t, nil)
 	_, index := send(t, n, "GET", "/", "", "")
-	open := []string{"/console", "/console/app.js", "/console/icon.svg", "/console/style.css", "/", "/healthz", "/healthcheck", "/readyz", "/openapi.yaml", "/v1/LiveCheck"}
+	open := []string{"/console", "/console/app.js", "/console/icon.svg", "/console/style.css", "/", "/healthz",
+		"/healthcheck", "/readyz", "/openapi.yaml", "/v1/LiveCheck"}
 	seen := 0
 	for line := range strings.Lines(index) {
 		method, path, ok := strings.Cut(strings.TrimSpace(line), " ")
@@ -184,13 +187,17 @@ func TestAccess(t *testing.T) {
 		want, reason      string
 	}{
 		{"/v1/check", shop, login, 200, `"allowed":true`, ""},
-		{"/v1/check", "weir_wrong", login, 401, `"type":"https://github.com/weirlimit/weir/blob/main/gateway/http/PROBLEMS.md#unauthenticated"`, "bad_token"},
+		{"/v1/check", "weir_wrong", login, 401,
+			`"type":"https://github.com/weirlimit/weir/blob/main/gateway/http/PROBLEMS.md#unauthenticated"`,
+			"bad_token"},
 		{"/v1/check", "", login, 401, "authenticate with a token", "no_credentials"},
 		{"/v1/check", shop, other, 403, `"field":"policy"`, "wrong_policy"},
 		{"/v1/check", all, other, 404, "", ""},
 		{"/v1/checks", shop, `{"checks":[` + login + `,` + other + `]}`, 200, `"status":403`, ""},
-		{"/v1/checks", shop, `{"atomic":true,"checks":[` + login + `,` + other + `]}`, 403, `"field":"checks[1].policy"`, ""},
-		{"/v1/check", shop, `{"namespace":"x","limit":{"algorithm":"sliding_log","limit":1,"window":"1m"},"key":"a"}`, 403, `"field":"namespace"`, ""},
+		{"/v1/checks", shop, `{"atomic":true,"checks":[` + login + `,` + other + `]}`, 403,
+			`"field":"checks[1].policy"`, ""},
+		{"/v1/check", shop, `{"namespace":"x","limit":{"algorithm":"sliding_log","limit":1,"window":"1m"},"key":"a"}`,
+			403, `"field":"namespace"`, ""},
 		{"/v1/reset", shop, login, 403, "#denied", "wrong_role"},
 		{"/v1/reset", all, login, 200, "", ""},
 	} {
@@ -240,7 +247,8 @@ func TestAccessReload(t *testing.T) {
 	login := `{"policy":"login","key":"a"}`
 	write := func(text string) { must.NoError(t, os.WriteFile(n.cfg.Security.AccessFile, []byte(text), 0o600)) }
 	write("callers: [{name: x}]")
-	testkit.Eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "has neither tokens nor identities") })
+	testkit.Eventually(t, "the mistake to be told",
+		func() bool { return strings.Contains(book.String(), "has neither tokens nor identities") })
 	line := fmt.Sprintf("weir_security_reloads_total{file=%q,result=%q} 1", "access", "rejected")
 	expect.True(t, strings.Contains(metricsOf(t, n), line), "no %s", line)
 	resp, body := send(t, n, "POST", "/v1/check", shop, login)
@@ -260,9 +268,11 @@ func TestCertificateOrToken(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Security.useTLS(filesOf(t, a, testLeaf)) })
 	check := func(token string, pairs ...tls.Certificate) error {
-		conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: pairs}))))(t)
+		conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc),
+			grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: pairs}))))(t)
 		defer conn.Close()
-		_, err := weirv1.NewLimiterClient(conn).Check(bearer(t, token), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "a"}}}})
+		_, err := weirv1.NewLimiterClient(conn).Check(bearer(t, token),
+			&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "a"}}}})
 		return err
 	}
 	for _, c := range []struct {
@@ -273,9 +283,12 @@ func TestCertificateOrToken(t *testing.T) {
 		{"neither", "", nil, codes.Unauthenticated},
 		{"a token", shop, nil, codes.OK},
 		{"a certificate", "", []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"shop.test"}})}, codes.OK},
-		{"a certificate of nobody", "", []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})}, codes.PermissionDenied},
-		{"a certificate of nobody, and a token", shop, []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})}, codes.OK},
-		{"an expired certificate, and a token", shop, []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"shop.test"}, Expired: true})}, codes.Unavailable},
+		{"a certificate of nobody", "", []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})},
+			codes.PermissionDenied},
+		{"a certificate of nobody, and a token", shop,
+			[]tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})}, codes.OK},
+		{"an expired certificate, and a token", shop,
+			[]tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"shop.test"}, Expired: true})}, codes.Unavailable},
 	} {
 		err := check(c.token, c.pairs...)
 		expect.Equal(t, status.Code(err), c.want, "%s: %v", c.name, err)
@@ -296,7 +309,8 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte("k"), KeyLengths: []uint32{1}}); err != nil && err != io.EOF {
+		if err := stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}},
+			Keys: []byte("k"), KeyLengths: []uint32{1}}); err != nil && err != io.EOF {
 			return err
 		}
 		_, err = stream.Recv()
@@ -315,7 +329,8 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 	}
 	expect.True(t, held >= most/2 && held <= most/4*3+3, "one caller has %d of %d streams", held, most)
 	expect.NoError(t, open(dialed(t, n), all), "while one caller has %d of %d streams, another one gets", held, most)
-	_, err := weirv1.NewLimiterClient(first).Check(bearer(t, shop), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}})
+	_, err := weirv1.NewLimiterClient(first).Check(bearer(t, shop),
+		&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}})
 	expect.NoError(t, err, "a call of the same one")
 }
 
@@ -323,7 +338,8 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 // Envoy's hits, and the reports of its quotas. Who may charge does.
 func TestCheckDoesNotCharge(t *testing.T) {
 	n, shop, all, _ := withAccess(t, func(cfg *Config) {
-		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: login, algorithm: token_bucket, limit: 100, window: 1h}\n")
+		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml",
+			"policies:\n- {name: login, algorithm: token_bucket, limit: 100, window: 1h}\n")
 		cfg.Envoy.Dir = envoyDir(t, "domain: edge\ndescriptors:\n- {key: user, rate_limit: {policy: login}}\n"+
 			"quota_buckets:\n- {bucket: {user: \"*\"}, policy: login, key: \"user={user}\"}\n")
 	})
@@ -347,7 +363,8 @@ func TestCheckDoesNotCharge(t *testing.T) {
 		for token, debt := range map[string]bool{shop: false, all: true} {
 			key := fmt.Sprintf("%s-%t", name, debt)
 			attack(bearer(t, token), key)
-			got, err := n.limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "login", Key: "user=" + key}, Cost: 1}})
+			got, err := n.limiter.Check(t.Context(),
+				[]limit.Check{{Target: limit.Target{Policy: "login", Key: "user=" + key}, Cost: 1}})
 			must.True(t, err == nil && got[0].Err == nil, "%v %v", err, got)
 			d := got[0].Decision
 			expect.True(t, !d.Allowed && d.ResetAfter > time.Hour == debt, "%s: %+v, want debt %t", key, d, debt)
@@ -359,8 +376,10 @@ func TestCheckDoesNotCharge(t *testing.T) {
 // wrong one, is told so, and no fail policy hides it.
 func TestClientWithRoleCheck(t *testing.T) {
 	n, shop, _, _ := withAccess(t, nil)
-	for token, want := range map[string]error{shop: nil, "": client.ErrUnauthenticated, auth.NewToken(): client.ErrUnauthenticated} {
-		c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token), client.WithTimeout(time.Minute)))(t)
+	for token, want := range map[string]error{shop: nil, "": client.ErrUnauthenticated,
+		auth.NewToken(): client.ErrUnauthenticated} {
+		c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token),
+			client.WithTimeout(time.Minute)))(t)
 		expect.ErrorIs(t, c.Ready(t.Context()), want, "Ready")
 		d, err := c.Policy("login").Peek(t.Context(), "k")
 		expect.True(t, !d.FailedOpen && (want == nil || errors.Is(err, want)), "%+v, %v, want %v", d, err, want)

@@ -99,9 +99,10 @@ func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *cluster
 	out := &clusterActivity{members: []string{n.cfg.Name}}
 	answers := []*peerv1.ActivityResponse{n.activity(ask)}
 	if v := n.view(); v != nil {
-		for _, a := range askOthers(ctx, n, v, askedAtOnce, anyMember, func(ctx context.Context, c peerv1.PeerClient) (*peerv1.ActivityResponse, error) {
-			return c.Activity(ctx, ask)
-		}) {
+		for _, a := range askOthers(ctx, n, v, askedAtOnce, anyMember,
+			func(ctx context.Context, c peerv1.PeerClient) (*peerv1.ActivityResponse, error) {
+				return c.Activity(ctx, ask)
+			}) {
 			if a.err != nil {
 				out.unreachable = append(out.unreachable, a.member.Name)
 				continue
@@ -161,7 +162,8 @@ func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.T
 		return nil, limit.NewError(limit.Invalid, "limit", "is above 256")
 	}
 	if r.Policy != "" && !limit.ValidPolicyName(r.Policy) {
-		return nil, limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+		return nil, limit.NewError(limit.Invalid, "policy",
+			"is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 	}
 	most := int(r.Limit)
 	if most == 0 {
@@ -171,14 +173,17 @@ func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.T
 		return nil, denied
 	}
 	// All rows are needed even if fewer are asked for: the caller may not see all of the first ones.
-	all := n.gather(ctx, &peerv1.ActivityRequest{Orders: []weirv1.KeyOrder{r.Order}, Keys: maxTopKeys, Policy: r.Policy})
+	all := n.gather(ctx, &peerv1.ActivityRequest{Orders: []weirv1.KeyOrder{r.Order}, Keys: maxTopKeys,
+		Policy: r.Policy})
 	observe.SortRows(all.rows, r.Order)
 	return n.topKeys(all, all.rows, most, r.Policy, n.security.auth.MayUse(ctx, auth.RoleKeys)), nil
 }
 
 // topKeys returns the first rows, and the policies, that a caller may see: of one policy, or of all if policy is empty.
-func (n *Node) topKeys(all *clusterActivity, rows []*peerv1.KeyActivity, most int, policy string, mayUse func(policy, namespace string) bool) *weirv1.TopKeysResponse {
-	out := &weirv1.TopKeysResponse{Node: n.cfg.Name, Members: all.members, Unreachable: all.unreachable, CountedNs: int64(all.counted)}
+func (n *Node) topKeys(all *clusterActivity, rows []*peerv1.KeyActivity, most int, policy string,
+	mayUse func(policy, namespace string) bool) *weirv1.TopKeysResponse {
+	out := &weirv1.TopKeysResponse{Node: n.cfg.Name, Members: all.members, Unreachable: all.unreachable,
+		CountedNs: int64(all.counted)}
 	for i := range rows {
 		if len(out.Keys) == most {
 			break
@@ -211,8 +216,9 @@ func maySeePolicy(mayUse func(policy, namespace string) bool, name string) bool 
 
 func keyUse(row *peerv1.KeyActivity) *weirv1.KeyUse {
 	use := &weirv1.KeyUse{
-		Key: row.Key, Decisions: row.Decisions, DecisionsError: row.DecisionsError, Refused: row.Refused, RefusedError: row.RefusedError,
-		Algorithm: row.Algorithm, WindowNs: row.WindowNs, Limit: row.Limit, Used: row.Used,
+		Key: row.Key, Decisions: row.Decisions, DecisionsError: row.DecisionsError, Refused: row.Refused,
+		RefusedError: row.RefusedError,
+		Algorithm:    row.Algorithm, WindowNs: row.WindowNs, Limit: row.Limit, Used: row.Used,
 	}
 	share, inline := limit.ShareOf(row.Scope)
 	if inline {
@@ -236,7 +242,8 @@ func (n *Node) describe(r *peerv1.DescribeRequest) (*peerv1.DescribeResponse, er
 	out := &peerv1.DescribeResponse{Holds: holds, OnLoan: is.OnLoan, BannedNs: int64(is.Banned)}
 	for i := range is.Limits {
 		l := &is.Limits[i]
-		state := &peerv1.LimitState{Algorithm: weirv1.Algorithm(l.Algorithm), Limit: l.Limit, WindowNs: int64(l.Window), Remaining: l.Remaining}
+		state := &peerv1.LimitState{Algorithm: weirv1.Algorithm(l.Algorithm), Limit: l.Limit, WindowNs: int64(l.Window),
+			Remaining: l.Remaining}
 		for _, back := range l.Returns {
 			state.Returns = append(state.Returns, &peerv1.Return{Units: back.Units, AfterNs: int64(back.After)})
 		}
@@ -274,7 +281,8 @@ func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, 
 }
 
 // askDescribe asks the node that route names. holds is false if that node does not decide for the key.
-func (n *Node) askDescribe(ctx context.Context, route *ownership.Route, t *limit.Target) (is limit.KeyState, holds bool, err error) {
+func (n *Node) askDescribe(ctx context.Context, route *ownership.Route,
+	t *limit.Target) (is limit.KeyState, holds bool, err error) {
 	if route.Standing == ownership.Owned {
 		return n.limiter.Describe(t)
 	}
@@ -288,9 +296,11 @@ func (n *Node) askDescribe(ctx context.Context, route *ownership.Route, t *limit
 		return is, false, &limit.Error{Kind: wire.Kind(s.Code()), Message: route.Node.Name + ": " + s.Message()}
 	}
 	for _, l := range answer.Limits {
-		state := limit.LimitState{Algorithm: algo.Algorithm(l.Algorithm), Limit: l.Limit, Window: time.Duration(l.WindowNs), Remaining: l.Remaining}
+		state := limit.LimitState{Algorithm: algo.Algorithm(l.Algorithm), Limit: l.Limit,
+			Window: time.Duration(l.WindowNs), Remaining: l.Remaining}
 		for _, back := range l.Returns {
-			state.Returns = append(state.Returns, algo.Return{Units: back.GetUnits(), After: time.Duration(back.GetAfterNs())})
+			state.Returns = append(state.Returns,
+				algo.Return{Units: back.GetUnits(), After: time.Duration(back.GetAfterNs())})
 		}
 		is.Limits = append(is.Limits, state)
 	}

@@ -40,7 +40,8 @@ func topOf(t *testing.T, n *Node, r *weirv1.TopKeysRequest) *weirv1.TopKeysRespo
 func TestTopKeysOfThree(t *testing.T) {
 	t.Parallel()
 	nodes := startCluster(t, "a b c", nil)
-	inline := limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Second}, Namespace: "api", Key: "bob"}, Cost: 1}
+	inline := limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100,
+		Window: time.Second}, Namespace: "api", Key: "bob"}, Cost: 1}
 	const keys = 6 // of which a node decides fewer in all than it records between two ticks
 	for k := range keys {
 		for i := range 2 * (k + 1) {
@@ -65,7 +66,8 @@ func TestTopKeysOfThree(t *testing.T) {
 		p := top.Policies
 		expect.True(t, len(p) == 2 && p[0].Policy == "login" && p[0].Allowed+p[0].Refused == keys*(keys+1) &&
 			p[1].Policy == "(inline)" && p[1].Allowed == 1, "%s: %v", n.cfg.Name, p)
-		first := topOf(t, n, &weirv1.TopKeysRequest{Order: weirv1.KeyOrder_KEY_ORDER_FULLEST, Limit: 1, Policy: "login"})
+		first := topOf(t, n, &weirv1.TopKeysRequest{Order: weirv1.KeyOrder_KEY_ORDER_FULLEST, Limit: 1,
+			Policy: "login"})
 		expect.True(t, len(first.Keys) == 1 && first.Keys[0].Key == "key-5" && len(first.Policies) == 1,
 			"%s: %v", n.cfg.Name, first)
 	}
@@ -82,10 +84,12 @@ func TestTopKeysOfThree(t *testing.T) {
 // A caller sees the keys of the policies and namespaces that it has the role for, and no others.
 func TestTopKeysAreForWhoMaySee(t *testing.T) {
 	t.Parallel()
-	tokens := map[string]string{"all": auth.NewToken(), "login": auth.NewToken(), "api": auth.NewToken(), "read": auth.NewToken()}
+	tokens := map[string]string{"all": auth.NewToken(), "login": auth.NewToken(), "api": auth.NewToken(),
+		"read": auth.NewToken()}
 	n := mustStart(t, func() Config {
 		cfg := testConfig(t, "node")
-		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: login, algorithm: sliding_log, limit: 5, window: 1m}\n  - {name: other, algorithm: sliding_log, limit: 5, window: 1m}\n")
+		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml",
+			"policies:\n  - {name: login, algorithm: sliding_log, limit: 5, window: 1m}\n  - {name: other, algorithm: sliding_log, limit: 5, window: 1m}\n")
 		cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", fmt.Sprintf(`callers:
   - {name: all, tokens: [%s], roles: [check, keys], policies: ["*"], namespaces: ["*"]}
   - {name: login, tokens: [%s], roles: [keys], policies: [login], grants: [{roles: [check], policies: ["*"]}]}
@@ -105,7 +109,8 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 		must.Equal(t, resp.StatusCode, http.StatusOK, "%v", text)
 	}
 	for name, want := range map[string][]string{
-		"all": {"/api/k", "/default/k", "login//k", "other//k"}, "login": {"login//k"}, "api": {"/api/k"}, "read": nil, "": nil,
+		"all": {"/api/k", "/default/k", "login//k", "other//k"}, "login": {"login//k"}, "api": {"/api/k"}, "read": nil,
+		"": nil,
 	} {
 		resp, text := send(t, n, "GET", "/v1/keys/top", tokens[name], "")
 		if want == nil {
@@ -137,7 +142,8 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 		{"login", "/v1/keys/top?policy=login", "", http.StatusOK},
 		{"login", "/v1/keys/describe", `{"policy":"login","key":"k"}`, http.StatusOK},
 		{"login", "/v1/keys/describe", `{"policy":"other","key":"k"}`, http.StatusForbidden},
-		{"api", "/v1/keys/describe", `{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"k"}`, http.StatusForbidden},
+		{"api", "/v1/keys/describe", `{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"k"}`,
+			http.StatusForbidden},
 		{"read", "/v1/keys/describe", `{"policy":"login","key":"k"}`, http.StatusForbidden},
 	} {
 		method := "POST"
@@ -151,7 +157,8 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 	n.Stop()
 	log := must.Value(os.ReadFile(n.cfg.Security.AuditLog))(t)
 	for _, want := range []string{
-		`"caller":"login","credential":"token","listener":"http"`, `"policy":"other","reason":"wrong_policy","what":"login may not use the policy \"other\" in the role keys"`,
+		`"caller":"login","credential":"token","listener":"http"`,
+		`"policy":"other","reason":"wrong_policy","what":"login may not use the policy \"other\" in the role keys"`,
 		`"caller":"api","credential":"token","listener":"http"`, `"inline_namespace":"default","reason":"wrong_policy"`,
 	} {
 		expect.True(t, strings.Contains(string(log), want), "the audit log lacks %s:\n%s", want, log)

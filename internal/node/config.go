@@ -35,8 +35,10 @@ const (
 //
 // Errors begin with the name of the flag: http-port for HTTPPort.
 type Config struct {
-	Name      string `flag:"name" help:"the node's name, stable over restarts and unique in the cluster (default: the host name)"` // required
-	Bind      string `flag:"bind" default:"127.0.0.1" help:"IP address that all ports listen on"`                                  // required
+	// required
+	Name string `flag:"name" help:"the node's name, stable over restarts and unique in the cluster (default: the host name)"`
+	// required
+	Bind      string `flag:"bind" default:"127.0.0.1" help:"IP address that all ports listen on"`
 	Advertise string `flag:"advertise" help:"IP address or host name that other nodes reach this one at (default: the one it binds)"`
 
 	HTTPPort   Port `flag:"http-port" default:"8080" help:"port for HTTP"`
@@ -213,7 +215,8 @@ func (c *Config) validateTraces() error {
 }
 
 func (c *Config) traces() *observe.TracingConfig {
-	return &observe.TracingConfig{Endpoint: c.OTLPEndpoint, Sample: c.TraceSample, CallerRate: c.TraceCallerRate, Node: c.Name, Version: c.Version, Logger: c.Logger}
+	return &observe.TracingConfig{Endpoint: c.OTLPEndpoint, Sample: c.TraceSample, CallerRate: c.TraceCallerRate,
+		Node: c.Name, Version: c.Version, Logger: c.Logger}
 }
 
 // cluster returns the cluster's configuration. The ports are added once they are open.
@@ -284,7 +287,8 @@ func (c *Security) validate() error {
 		return err
 	}
 	peer := []struct{ flag, value string }{
-		{peerSettings.Cert, c.PeerTLSCertFile}, {peerSettings.Key, c.PeerTLSKeyFile}, {peerSettings.CA, c.PeerTLSCAFile}, {"peer-tls-name", c.PeerTLSName},
+		{peerSettings.Cert, c.PeerTLSCertFile}, {peerSettings.Key, c.PeerTLSKeyFile},
+		{peerSettings.CA, c.PeerTLSCAFile}, {"peer-tls-name", c.PeerTLSName},
 	}
 	for _, given := range peer {
 		for _, missing := range peer {

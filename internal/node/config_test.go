@@ -25,10 +25,13 @@ import (
 // TestConfigMistakes: a bound that makes no sense is an error that begins with its setting, and so is what does not go
 // together.
 func TestConfigMistakes(t *testing.T) {
-	right := Config{Name: "a", Bind: "127.0.0.1", Timeout: time.Second, Grace: time.Second, Logger: slog.New(slog.DiscardHandler)}
+	right := Config{Name: "a", Bind: "127.0.0.1", Timeout: time.Second, Grace: time.Second,
+		Logger: slog.New(slog.DiscardHandler)}
 	must.NoError(t, right.Validate())
-	right.Limits = Limits{MaxConnections: -1, MaxConnectionAge: -1, IdleTimeout: -1, FirstMessageTimeout: 100 * time.Millisecond}
-	right.MaxKeys, right.MaxMemory, right.InlineMaxWindow, right.MaxRequestIDs, right.MaxReservations = -1, -1, -1, -1, -1
+	right.Limits = Limits{MaxConnections: -1, MaxConnectionAge: -1, IdleTimeout: -1,
+		FirstMessageTimeout: 100 * time.Millisecond}
+	right.MaxKeys, right.MaxMemory, right.InlineMaxWindow, right.MaxRequestIDs, right.MaxReservations = -1, -1, -1, -1,
+		-1
 	right.OTLPEndpoint, right.TraceSample, right.TraceCallerRate = "http://localhost:4317", 1, 10
 	must.NoError(t, right.Validate())
 	for _, c := range []struct {
@@ -98,7 +101,8 @@ func TestDefaults(t *testing.T) {
 	expect.Equal(t, c.InlineMaxWindow, limiter.DefaultInlineMaxWindow)
 	expect.Equal(t, c.Timeout, limiter.DefaultTimeout)
 	expect.Equal(t, [4]int{c.MaxMembers, c.MaxReservations, c.MaxKeyReservations, c.MaxRequestIDs},
-		[4]int{cluster.DefaultMaxMembers, store.DefaultReservations, store.DefaultKeyReservations, store.DefaultRequestIDs})
+		[4]int{cluster.DefaultMaxMembers, store.DefaultReservations, store.DefaultKeyReservations,
+			store.DefaultRequestIDs})
 	expect.True(t, c.HTTPPort == PortOff && c.Bind == "", "what is no number has a default: %+v", c)
 }
 
@@ -123,25 +127,31 @@ func TestNumbers(t *testing.T) {
 		name, text string
 		want       int64
 	}{
-		{"any", "0", 0}, {"any", "2147483647", math.MaxInt32}, {"count", "auto", 0}, {"count", "0", -1}, {"count", "7", 7}, {"some", "1", 1}, {"some", "auto", 0},
-		{"bound", "0", -1}, {"bound", "0s", -1}, {"bound", "1m", int64(time.Minute)}, {"wait", "1ms", int64(time.Millisecond)}, {"wait", "60s", int64(time.Minute)},
-		{"size", "0", 0}, {"size", "64KiB", 64 << 10}, {"size", "1GiB", 1 << 30}, {"state", "auto", 0}, {"state", "0", -1}, {"state", "16MiB", 16 << 20},
+		{"any", "0", 0}, {"any", "2147483647", math.MaxInt32}, {"count", "auto", 0}, {"count", "0", -1},
+		{"count", "7", 7}, {"some", "1", 1}, {"some", "auto", 0},
+		{"bound", "0", -1}, {"bound", "0s", -1}, {"bound", "1m", int64(time.Minute)},
+		{"wait", "1ms", int64(time.Millisecond)}, {"wait", "60s", int64(time.Minute)},
+		{"size", "0", 0}, {"size", "64KiB", 64 << 10}, {"size", "1GiB", 1 << 30}, {"state", "auto", 0},
+		{"state", "0", -1}, {"state", "16MiB", 16 << 20},
 		{"port", "", 0}, {"port", "0", -1}, {"port", "1", 1}, {"port", "8080", 8080}, {"port", "65535", 65535},
 	} {
 		s := settings[right.name]
 		expect.NoError(t, s.Set(right.text), "%s %q", right.name, right.text)
-		expect.True(t, s.number.Int() == right.want && s.String() == right.text, "%s %q is %d, %s", right.name, right.text, s.number.Int(), s)
+		expect.True(t, s.number.Int() == right.want && s.String() == right.text, "%s %q is %d, %s", right.name,
+			right.text, s.number.Int(), s)
 		expect.NoError(t, checkNumbers([]*Setting{s}), "%s %q", right.name, right.text)
 	}
 	for name, texts := range map[string][]string{
-		"any": {"-1", "", "x", "2147483648", "auto"}, "count": {"-1", ""}, "some": {"0", "-1"}, "bound": {"-1ns", "", "5", "auto"}, "wait": {"0s", "999us", "61s"},
+		"any": {"-1", "", "x", "2147483648", "auto"}, "count": {"-1", ""}, "some": {"0", "-1"},
+		"bound": {"-1ns", "", "5", "auto"}, "wait": {"0s", "999us", "61s"},
 		"size": {"1B", "2GiB", "-1", "99999999999GiB"}, "state": {"lots", "1B", "101%"},
 		"port": {"-1", "65536", "http", " 80", "80 ", "+80", "0x50", "1e3", "127.0.0.1:80", "1_0"},
 	} {
 		for _, text := range texts {
 			before := settings[name].number.Int()
 			err := settings[name].Set(text)
-			expect.True(t, err != nil && strings.Contains(err.Error(), strconv.Quote(text)), "%s %q: %v", name, text, err)
+			expect.True(t, err != nil && strings.Contains(err.Error(), strconv.Quote(text)), "%s %q: %v", name, text,
+				err)
 			expect.Equal(t, settings[name].number.Int(), before, "%s after a mistake", name)
 		}
 	}
@@ -168,7 +178,8 @@ func TestDNSRebinding(t *testing.T) {
 	named.HTTPHosts = []string{"Limits.example.com"}
 	b := mustSettle(t, named)
 	for host, want := range map[string]int{
-		"127.0.0.1": 200, "127.0.0.1:8080": 200, "[::1]:8080": 200, "[::1]": 200, "localhost": 200, "LocalHost:8080": 200, "localhost.": 200, "192.0.2.1": 200,
+		"127.0.0.1": 200, "127.0.0.1:8080": 200, "[::1]:8080": 200, "[::1]": 200, "localhost": 200,
+		"LocalHost:8080": 200, "localhost.": 200, "192.0.2.1": 200,
 		"evil.example": 421, "evil.example:8080": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421,
 	} {
 		for _, path := range []string{"/", "/metrics", "/v1/status", "/healthz"} {
@@ -176,7 +187,8 @@ func TestDNSRebinding(t *testing.T) {
 		}
 		expect.Equal(t, ask(b, "/", host), want, "with names, for %s", host)
 	}
-	for host, want := range map[string]int{"limits.example.com": 200, "limits.example.com:80": 200, "LIMITS.example.com.": 200, "example.com": 421} {
+	for host, want := range map[string]int{"limits.example.com": 200, "limits.example.com:80": 200,
+		"LIMITS.example.com.": 200, "example.com": 421} {
 		expect.Equal(t, ask(b, "/", host), want, "with names, for %s", host)
 	}
 	expect.True(t, hostCheck("0.0.0.0", nil) == nil,
@@ -283,11 +295,13 @@ func TestFilesReplacedByPipes(t *testing.T) {
 	t.Parallel()
 	var book testkit.Buffer
 	cfg := configOfKeys(t, &book)
-	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", "callers:\n  - {name: a, identities: [\"cn:a\"], roles: [read]}\n")
+	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml",
+		"callers:\n  - {name: a, identities: [\"cn:a\"], roles: [read]}\n")
 	n := mustSettle(t, cfg)
 	files := map[string]string{
-		"policies": cfg.PolicyFile, "certificates": cfg.Security.TLSKeyFile, "peer_certificates": cfg.Security.PeerTLSCAFile,
-		"access": cfg.Security.AccessFile, "gossip_keys": cfg.Security.GossipKeyFile,
+		"policies": cfg.PolicyFile, "certificates": cfg.Security.TLSKeyFile,
+		"peer_certificates": cfg.Security.PeerTLSCAFile,
+		"access":            cfg.Security.AccessFile, "gossip_keys": cfg.Security.GossipKeyFile,
 	}
 	must.True(t, len(n.files()) == len(files), "%d files are followed, %d tested", len(n.files()), len(files))
 	for _, f := range n.files() {
@@ -295,11 +309,13 @@ func TestFilesReplacedByPipes(t *testing.T) {
 		before := must.Value(os.ReadFile(name))(t)
 		swapForPipe(t, name)
 		n.Reload()
-		testkit.Eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && errors.Is(f.Err(), reload.ErrNotRegular) })
+		testkit.Eventually(t, f.name+" to be reported",
+			func() bool { return f.Err() != nil && errors.Is(f.Err(), reload.ErrNotRegular) })
 		ready, detail := n.Ready()
 		expect.True(t, ready && strings.Contains(detail, f.what+" rejected: ") && strings.Contains(detail, name),
 			"ready: %t, %s", ready, detail)
-		testkit.Eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file: its mode is prw") })
+		testkit.Eventually(t, "the log to say so",
+			func() bool { return strings.Contains(book.String(), name+": not a regular file: its mode is prw") })
 		must.NoError(t, os.Remove(name))
 		must.NoError(t, os.WriteFile(name, before, 0o600))
 		testkit.Eventually(t, f.name+" to be taken again", func() bool { return f.Err() == nil })
@@ -318,7 +334,8 @@ func TestKeyFilesReadableByOthers(t *testing.T) {
 	var book testkit.Buffer
 	cfg := configOfKeys(t, &book)
 	cfg.Security.ClusterSecretFile = testkit.WriteFile(t, "secret", "0123456789abcdef\n")
-	keys := []string{cfg.Security.TLSKeyFile, cfg.Security.PeerTLSKeyFile, cfg.Security.GossipKeyFile, cfg.Security.ClusterSecretFile}
+	keys := []string{cfg.Security.TLSKeyFile, cfg.Security.PeerTLSKeyFile, cfg.Security.GossipKeyFile,
+		cfg.Security.ClusterSecretFile}
 	modes := []os.FileMode{0o644, 0o640, 0o604, 0o600}
 	for i, name := range keys {
 		must.NoError(t, os.Chmod(name, modes[i]))
@@ -333,5 +350,6 @@ func TestKeyFilesReadableByOthers(t *testing.T) {
 	}
 	must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte("# changed\nMDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600))
 	n.Reload()
-	testkit.Eventually(t, "the changed file to be named again", func() bool { return said(cfg.Security.GossipKeyFile) == 2 })
+	testkit.Eventually(t, "the changed file to be named again",
+		func() bool { return said(cfg.Security.GossipKeyFile) == 2 })
 }

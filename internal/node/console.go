@@ -35,7 +35,8 @@ func (n *Node) openConsole() error {
 		return nil
 	}
 	n.console = console.New(console.Config{
-		Collect: n.collect, Logger: n.log, Caller: n.security.nameOf, Source: netaddr.Resolver{Trusted: n.forwardAuth.TrustedProxies},
+		Collect: n.collect, Logger: n.log, Caller: n.security.nameOf,
+		Source:     netaddr.Resolver{Trusted: n.forwardAuth.TrustedProxies},
 		MaxStreams: int(min(max(n.cfg.Memory.Limit/perConsoleStream, 4), console.DefaultMaxStreams)),
 	})
 	return nil
@@ -54,9 +55,11 @@ func (n *Node) consoleRoutes() (list []httpapi.Route) {
 		return nil
 	}
 	for _, path := range n.console.Paths() {
-		list = append(list, httpapi.Route{Method: "GET", Path: path, Role: auth.RoleOpen, Handler: n.console.ServeAsset})
+		list = append(list, httpapi.Route{Method: "GET", Path: path, Role: auth.RoleOpen,
+			Handler: n.console.ServeAsset})
 	}
-	return append(list, httpapi.Route{Method: "GET", Path: console.Path + "/events", Role: auth.RoleRead, Handler: n.console.ServeEvents})
+	return append(list, httpapi.Route{Method: "GET", Path: console.Path + "/events", Role: auth.RoleRead,
+		Handler: n.console.ServeEvents})
 }
 
 // snapshot is the data of the console at one moment.
@@ -100,7 +103,8 @@ type history struct {
 	StepMS   int64                  `json:"step_ms"`
 	AgeMS    int64                  `json:"age_ms"` // age of the end of the newest complete step
 	Policies map[string][][6]uint64 `json:"policies"`
-	Left     int                    `json:"left"` // how many policies are not in Policies, because there are more than consolePolicies
+	// how many policies are not in Policies, because there are more than consolePolicies
+	Left int `json:"left"`
 }
 
 // Render implements console.Snapshot.
@@ -123,7 +127,8 @@ func (s *snapshot) Render(ctx context.Context) (text []byte, ok bool) {
 		for i, name := range httpapi.KeyOrders()[1:] {
 			order, rows := weirv1.KeyOrder(i+1), slices.Clone(s.activity.rows)
 			observe.SortRows(rows, order)
-			if out.Top[name], err = httpapi.MarshalTopKeys(order, s.n.topKeys(s.activity, rows, consoleKeys, "", mayUse)); err != nil {
+			if out.Top[name], err = httpapi.MarshalTopKeys(order,
+				s.n.topKeys(s.activity, rows, consoleKeys, "", mayUse)); err != nil {
 				return nil, false
 			}
 		}
@@ -133,7 +138,8 @@ func (s *snapshot) Render(ctx context.Context) (text []byte, ok bool) {
 }
 
 func (s *snapshot) history() history {
-	h := history{StepMS: int64(observe.HistoryStep / time.Millisecond), AgeMS: int64(s.activity.age / time.Millisecond), Policies: make(map[string][][6]uint64)}
+	h := history{StepMS: int64(observe.HistoryStep / time.Millisecond), AgeMS: int64(s.activity.age / time.Millisecond),
+		Policies: make(map[string][][6]uint64)}
 	list := slices.Clone(s.activity.policies)
 	if h.Left = max(len(list)-consolePolicies, 0); h.Left > 0 {
 		slices.SortStableFunc(list, func(a, b observe.PolicyHistory) int { return cmp.Compare(total(&b), total(&a)) })

@@ -55,7 +55,8 @@ func (r *denials) note(listener, reason string, from net.Addr, what string) {
 	if from != nil {
 		address = from.String()
 	}
-	r.log.Warn("access denied", "listener", listener, "reason", reason, "from", address, "what", clipped(what), "unlogged", unlogged)
+	r.log.Warn("access denied", "listener", listener, "reason", reason, "from", address, "what", clipped(what),
+		"unlogged", unlogged)
 }
 
 // httpError logs an error of net/http about a caller, such as that it sent a GOAWAY.

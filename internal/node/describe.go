@@ -27,8 +27,9 @@ func (n *Node) inspect() *peerv1.InspectResponse {
 	set := n.limiter.Policies()
 	r := &peerv1.InspectResponse{
 		Version: n.cfg.Version, PoliciesHash: set.Hash(),
-		Policies: uint32(len(set.Policies())), Keys: uint64(stats.Keys), KeysCopied: uint64(stats.Copies), StateBytes: uint64(stats.Bytes),
-		UptimeNs: int64(time.Since(n.started)), Loans: protoLoans(n.limiter.Loans()),
+		Policies: uint32(len(set.Policies())), Keys: uint64(stats.Keys), KeysCopied: uint64(stats.Copies),
+		StateBytes: uint64(stats.Bytes),
+		UptimeNs:   int64(time.Since(n.started)), Loans: protoLoans(n.limiter.Loans()),
 	}
 	if v := n.view(); v != nil {
 		r.Ring = v.Ring.Fingerprint()
@@ -42,7 +43,8 @@ func (n *Node) inspect() *peerv1.InspectResponse {
 
 func protoLoans(st limiter.LoanStats) *weirv1.Loans {
 	return &weirv1.Loans{
-		OnLoan: uint64(st.OnLoan), Borrowers: uint32(st.Borrowers), Recalls: st.Recalled, Unanswered: st.Unanswered, Expired: st.Expired,
+		OnLoan: uint64(st.OnLoan), Borrowers: uint32(st.Borrowers), Recalls: st.Recalled, Unanswered: st.Unanswered,
+		Expired: st.Expired,
 	}
 }
 
@@ -51,7 +53,8 @@ func (n *Node) protoDisk(st runner.Status) *weirv1.Disk {
 		return nil
 	}
 	d := n.disk.Stats()
-	to := &weirv1.Disk{Bytes: d.Bytes, SyncedMs: uint32(d.Synced.Milliseconds()), Unsaved: uint32(st.Unsaved), Restored: uint32(st.Restored)}
+	to := &weirv1.Disk{Bytes: d.Bytes, SyncedMs: uint32(d.Synced.Milliseconds()), Unsaved: uint32(st.Unsaved),
+		Restored: uint32(st.Restored)}
 	if d.Err != nil {
 		to.Error = d.Err.Error()
 	}
@@ -81,7 +84,8 @@ type answer[T any] struct {
 }
 
 // askOthers asks all other members for which wanted returns true, atOnce of them at a time (-1: all).
-func askOthers[T any](ctx context.Context, n *Node, v *cluster.View, atOnce int, wanted func(*cluster.Member) bool, ask func(context.Context, peerv1.PeerClient) (T, error)) []answer[T] {
+func askOthers[T any](ctx context.Context, n *Node, v *cluster.View, atOnce int, wanted func(*cluster.Member) bool,
+	ask func(context.Context, peerv1.PeerClient) (T, error)) []answer[T] {
 	var out []answer[T]
 	for i := range v.Members {
 		if m := &v.Members[i]; m != v.Self && wanted(m) {
@@ -110,10 +114,12 @@ func anyMember(*cluster.Member) bool { return true }
 
 // inspectOthers asks all other members for which wanted returns true for their status. A response is nil if the member
 // did not answer.
-func (n *Node) inspectOthers(ctx context.Context, v *cluster.View, wanted func(*cluster.Member) bool) []answer[*peerv1.InspectResponse] {
-	return askOthers(ctx, n, v, -1, wanted, func(ctx context.Context, c peerv1.PeerClient) (*peerv1.InspectResponse, error) {
-		return c.Inspect(ctx, &peerv1.InspectRequest{})
-	})
+func (n *Node) inspectOthers(ctx context.Context, v *cluster.View,
+	wanted func(*cluster.Member) bool) []answer[*peerv1.InspectResponse] {
+	return askOthers(ctx, n, v, -1, wanted,
+		func(ctx context.Context, c peerv1.PeerClient) (*peerv1.InspectResponse, error) {
+			return c.Inspect(ctx, &peerv1.InspectRequest{})
+		})
 }
 
 // Status describes the cluster as this node sees it.
@@ -126,7 +132,8 @@ func (n *Node) Status(ctx context.Context) *weirv1.StatusResponse {
 	st.Ready, st.ReadyDetail = n.Ready()
 	v := n.view()
 	if v == nil {
-		self := cluster.Member{Name: n.cfg.Name, State: cluster.Active, HTTPAddr: addrOf(n.listeners.http), GRPCAddr: addrOf(n.listeners.grpc)}
+		self := cluster.Member{Name: n.cfg.Name, State: cluster.Active, HTTPAddr: addrOf(n.listeners.http),
+			GRPCAddr: addrOf(n.listeners.grpc)}
 		st.Members = []*weirv1.Member{member(self, n.inspect(), ring.Partitions)}
 		return st
 	}
@@ -155,8 +162,10 @@ func (n *Node) Status(ctx context.Context) *weirv1.StatusResponse {
 func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *weirv1.Member {
 	return &weirv1.Member{
 		Name: m.Name, Boot: fmt.Sprintf("%016x", m.Boot), State: m.State.String(), Http: m.HTTPAddr, Grpc: m.GRPCAddr,
-		Gossip: m.GossipAddr, Peer: m.PeerAddr, Partitions: partitions, Reachable: said != nil, Version: said.GetVersion(),
-		PoliciesHash: said.GetPoliciesHash(), Policies: said.GetPolicies(), Keys: said.GetKeys(), KeysCopied: said.GetKeysCopied(),
+		Gossip: m.GossipAddr, Peer: m.PeerAddr, Partitions: partitions, Reachable: said != nil,
+		Version:      said.GetVersion(),
+		PoliciesHash: said.GetPoliciesHash(), Policies: said.GetPolicies(), Keys: said.GetKeys(),
+		KeysCopied: said.GetKeysCopied(),
 		StateBytes: said.GetStateBytes(), UptimeNs: said.GetUptimeNs(), Ownership: said.GetOwnership(),
 		Loans: said.GetLoans(),
 	}
@@ -169,7 +178,8 @@ func (n *Node) topology(ctx context.Context) (*weirv1.TopologyResponse, <-chan s
 		return nil, nil, denied
 	}
 	t := &weirv1.TopologyResponse{
-		Version: 1, HashKey: n.hashKey.Bytes(), RingSettings: n.settings, Partitions: ring.Partitions, VirtualNodes: ring.VirtualNodes, Load: ring.Load,
+		Version: 1, HashKey: n.hashKey.Bytes(), RingSettings: n.settings, Partitions: ring.Partitions,
+		VirtualNodes: ring.VirtualNodes, Load: ring.Load,
 	}
 	v := n.view()
 	if v == nil {
@@ -191,7 +201,8 @@ func (n *Node) listPolicies() httpapi.PolicyListing {
 	out := httpapi.PolicyListing{Hash: set.Hash(), ReloadError: n.policyError()}
 	for _, p := range set.Policies() {
 		out.Policies = append(out.Policies, httpapi.Policy{
-			Name: p.Name, Limits: p.Limits, Overrides: len(p.Rules()) - 1, Shadow: p.Shadow, OnError: p.OnError.String(),
+			Name: p.Name, Limits: p.Limits, Overrides: len(p.Rules()) - 1, Shadow: p.Shadow,
+			OnError: p.OnError.String(),
 		})
 	}
 	return out

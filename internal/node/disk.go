@@ -27,7 +27,8 @@ func (n *Node) openStates() error {
 	n.inbox = runner.NewInbox(ring.Partitions)
 	n.clock, n.bootClock = clocks()
 	n.states = limiter.NewStore(store.Config{
-		MaxKeys: max(cfg.MaxKeys, 0), MaxBytes: max(cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: n.inbox.Urgent,
+		MaxKeys: max(cfg.MaxKeys, 0), MaxBytes: max(cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs,
+		Urgent:  n.inbox.Urgent,
 		Changed: n.inbox.Changed, MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations,
 		Copies: cfg.GossipPort != PortOff,
 	}, false)
@@ -46,7 +47,8 @@ func (n *Node) openDisk() (err error) {
 	if alone {
 		of = "none" // without a cluster the disk keeps the hash key
 	}
-	n.disk, err = disk.Open(disk.Config{Dir: n.cfg.DataDir, Cluster: of, Name: n.cfg.Name, Boot: hostBoot(), Now: n.bootClock, Logger: n.log})
+	n.disk, err = disk.Open(disk.Config{Dir: n.cfg.DataDir, Cluster: of, Name: n.cfg.Name, Boot: hostBoot(),
+		Now: n.bootClock, Logger: n.log})
 	if err != nil {
 		return err
 	}
@@ -69,7 +71,8 @@ func (n *Node) openDisk() (err error) {
 	if err := n.disk.Restore(n.load); err != nil {
 		return err
 	}
-	n.log.Info("counters read", "partitions", len(n.restore.Copies), "keys", n.states.Stats().Keys, "members", n.restore.Members)
+	n.log.Info("counters read", "partitions", len(n.restore.Copies), "keys", n.states.Stats().Keys, "members",
+		n.restore.Members)
 	n.disk.Start(func(a *ownership.BlockAck) {
 		n.inbox.Receive([]ownership.Envelope{{From: ownership.DiskNode(), Message: a}})
 	})
@@ -161,7 +164,8 @@ func (n *Node) awaitSaved(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, agreeFor)
 	defer cancel()
-	if st := n.await(ctx, func(st runner.Status) bool { return st.Held > 0 || st.Kept == 0 }); st.Held == 0 && st.Kept > 0 {
+	if st := n.await(ctx, func(st runner.Status) bool { return st.Held > 0 || st.Kept == 0 }); st.Held == 0 &&
+		st.Kept > 0 {
 		n.log.Warn("counters may be on this disk alone", "partitions", st.Kept)
 	}
 }
@@ -199,6 +203,8 @@ func (n *Node) readDisk(to observe.Lines) {
 	to.Gauge("weir_disk_bytes", "Bytes on disk of the counters of persistent policies.", float64(disk.Bytes))
 	to.Gauge("weir_disk_synced_seconds", "Time since the disk last confirmed a write.", disk.Synced.Seconds())
 	to.Gauge("weir_disk_failed", "1 when counters cannot be written to disk any more.", observe.Truth(disk.Err != nil))
-	to.Gauge("weir_disk_unsaved_partitions", "Partitions with changes that the disk has not confirmed.", float64(is.Unsaved))
-	to.Gauge("weir_disk_restored_partitions", "Partitions from the disk that no node has taken in yet.", float64(is.Restored))
+	to.Gauge("weir_disk_unsaved_partitions", "Partitions with changes that the disk has not confirmed.",
+		float64(is.Unsaved))
+	to.Gauge("weir_disk_restored_partitions", "Partitions from the disk that no node has taken in yet.",
+		float64(is.Restored))
 }

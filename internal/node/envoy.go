@@ -44,7 +44,8 @@ func (n *Node) openEnvoy() (err error) {
 	}
 	n.envoy.hits, n.envoy.quota = envoy.NewHits(), envoyquota.NewMetrics()
 	options := envoy.Options{MergeDomains: s.MergeDomains, Quotable: n.quotable}
-	n.envoy.files, err = envoy.NewWatcher(s.Dir, envoy.WatchConfig{Options: options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
+	n.envoy.files, err = envoy.NewWatcher(s.Dir,
+		envoy.WatchConfig{Options: options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
 	if err != nil {
 		return fmt.Errorf("envoy-config: %w", err)
 	}
@@ -82,7 +83,8 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 	}
 	s := &n.cfg.Envoy
 	service := envoy.NewService(envoy.ServiceConfig{
-		Service: n.security.auth.Service(listener, n.limiter), Own: n.limiter, Config: n.envoy.files.Current, Now: time.Now, Count: n.envoy.hits.Count,
+		Service: n.security.auth.Service(listener, n.limiter), Own: n.limiter, Config: n.envoy.files.Current,
+		Now: time.Now, Count: n.envoy.hits.Count,
 		Kept: n.kept, Caller: n.security.nameOf, Headers: s.Headers, Metadata: s.Metadata, Shadow: s.Shadow,
 		Panicked: func(p *panics.Error) { n.panicked("background")("cancellation of an expired reservation", p) },
 	})
@@ -114,8 +116,10 @@ func (n *Node) quotaService(requests *admission.Gate) *envoyquota.Service {
 		return nil
 	}
 	return envoyquota.New(envoyquota.Config{
-		Quotas: n.security.auth.Quotas("grpc", n.limiter), Service: n.security.auth.Service("grpc", n.limiter), Config: n.envoy.files.Current,
-		Now: func() int64 { return n.clock().Mono + 1 }, Caller: n.security.nameOf, Kept: n.kept, Requests: requests, Logger: n.log,
+		Quotas: n.security.auth.Quotas("grpc", n.limiter), Service: n.security.auth.Service("grpc", n.limiter),
+		Config: n.envoy.files.Current,
+		Now:    func() int64 { return n.clock().Mono + 1 }, Caller: n.security.nameOf, Kept: n.kept, Requests: requests,
+		Logger:  n.log,
 		Metrics: n.envoy.quota,
 	})
 }
@@ -148,7 +152,8 @@ func (n *Node) envoyCollectors() []prometheus.Collector {
 // gubernatorService returns a service for a listener.
 func (n *Node) gubernatorService(listener string) *gubernator.Server {
 	return gubernator.New(gubernator.Config{
-		Service: n.security.auth.Service(listener, n.limiter), HashKey: n.hashKey, Owner: n.owners, Health: n.gubernatorHealth, Now: time.Now,
+		Service: n.security.auth.Service(listener, n.limiter), HashKey: n.hashKey, Owner: n.owners,
+		Health: n.gubernatorHealth, Now: time.Now,
 	})
 }
 

@@ -25,7 +25,8 @@ func (cfg *Config) exposed() (missing []string) {
 		missing = append(missing, "access-file or tls-client-ca-file (every caller may do everything)")
 	}
 	if cfg.PeerPort != PortOff && s.PeerTLSCertFile == "" {
-		missing = append(missing, "peer-tls-cert-file, peer-tls-key-file, peer-tls-ca-file and peer-tls-name (any process can be a node)")
+		missing = append(missing,
+			"peer-tls-cert-file, peer-tls-key-file, peer-tls-ca-file and peer-tls-name (any process can be a node)")
 	}
 	if cfg.GossipPort != PortOff && s.GossipKeyFile == "" {
 		missing = append(missing, "gossip-key-file (any process can say who is a member)")
@@ -72,7 +73,8 @@ func hostCheck(bind string, names []string) func(host string) bool {
 		host = strings.TrimSuffix(host, ".")
 		is := func(name string) bool { return strings.EqualFold(name, host) }
 		_, err := netip.ParseAddr(host)
-		return host == "" || err == nil || is("localhost") || slices.ContainsFunc(names, is) // without a Host header the caller is no browser
+		// without a Host header the caller is no browser
+		return host == "" || err == nil || is("localhost") || slices.ContainsFunc(names, is)
 	}
 }
 
@@ -80,7 +82,8 @@ func hostCheck(bind string, names []string) func(host string) bool {
 func checkHosts(names []string) error {
 	for _, name := range names {
 		if name == "" || strings.ContainsAny(name, "/:*[] ") || strings.HasSuffix(name, ".") {
-			return fmt.Errorf("%q is not a host name: give names as in limits.example.com, without a port or wildcard", name)
+			return fmt.Errorf("%q is not a host name: give names as in limits.example.com, without a port or wildcard",
+				name)
 		}
 	}
 	return nil

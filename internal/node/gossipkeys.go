@@ -18,7 +18,8 @@ func (s *security) fileKeys() [][]byte {
 // openKeys makes the part that changes the gossip keys of all members.
 func (n *Node) openKeys() error {
 	cfg := control.GossipKeysConfig{
-		Self: n.self(), File: n.security.fileKeys, Ask: n.peers.GossipKeys, Private: n.peersArePrivate, Record: n.security.audit.Record, Logger: n.log,
+		Self: n.self(), File: n.security.fileKeys, Ask: n.peers.GossipKeys, Private: n.peersArePrivate,
+		Record: n.security.audit.Record, Logger: n.log,
 		Members: n.memberNodes,
 		Denied: func(from net.Addr, reason string) {
 			n.security.denials.note("peer", reason, from, "a change of the gossip keys")

@@ -76,7 +76,8 @@ func (h httpErrors) Write(p []byte) (int, error) {
 		if ap, err := netip.ParseAddrPort(from); err == nil {
 			addr = net.TCPAddrFromAddrPort(ap)
 		}
-		h.s.badHandshake("http", addr, errors.New(what), strings.Contains(what, "HTTP request to an HTTPS server") || strings.Contains(what, "does not look like a TLS handshake"))
+		h.s.badHandshake("http", addr, errors.New(what), strings.Contains(what, "HTTP request to an HTTPS server") ||
+			strings.Contains(what, "does not look like a TLS handshake"))
 	}
 	return len(p), nil
 }
@@ -104,7 +105,8 @@ func (s *security) grpcServer(listener string) grpc.ServerOption {
 
 // peerRules returns the rules for other nodes' certificates, as servers and as clients.
 func (s *security) peerRules() reload.Rules {
-	return reload.Rules{MinVersion: tls.VersionTLS13, Demand: reload.Required, Name: s.cfg.PeerTLSName, Rejected: s.rejectedCert("peer")}
+	return reload.Rules{MinVersion: tls.VersionTLS13, Demand: reload.Required, Name: s.cfg.PeerTLSName,
+		Rejected: s.rejectedCert("peer")}
 }
 
 // peerClient returns the credentials with which this node connects to others, or nil for plain text.
@@ -123,7 +125,8 @@ type boundCredentials struct {
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (b boundCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (b boundCredentials) ClientHandshake(ctx context.Context, authority string,
+	raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := b.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if err != nil {
 		return nil, nil, err
@@ -156,7 +159,9 @@ func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		w.s.handshakeFailed(w.listener, raw, err)
 		return conn, info, err
 	}
-	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !admission.ConnOf(raw.RemoteAddr()).Authenticated("") { // the first call says which caller it is
+	// the first call says which caller it is
+	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 &&
+		!admission.ConnOf(raw.RemoteAddr()).Authenticated("") {
 		return nil, nil, errTooManyConnections
 	}
 	return admission.Frames(conn, raw), info, nil
@@ -173,7 +178,8 @@ func (s *security) handshakeFailed(listener string, raw net.Conn, err error) {
 	var refused *reload.RejectedError
 	var record tls.RecordHeaderError
 	switch {
-	case errors.As(err, &refused), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, context.Canceled):
+	case errors.As(err, &refused), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed),
+		errors.Is(err, context.Canceled):
 	default:
 		s.badHandshake(listener, raw.RemoteAddr(), err, errors.As(err, &record))
 	}

@@ -50,7 +50,8 @@ func (c *Limits) fitted(m admission.Budget, state int64) (fitted admission.Budge
 	} {
 		if part.chosen > part.most {
 			return m, nil, fmt.Errorf("%s: %s do not fit into what the process may use, %s: %s at most", part.flag,
-				humanize.IBytes(uint64(part.chosen)), humanize.IBytes(uint64(m.Usable)), humanize.IBytes(uint64(part.most)))
+				humanize.IBytes(uint64(part.chosen)), humanize.IBytes(uint64(m.Usable)),
+				humanize.IBytes(uint64(part.most)))
 		}
 		if part.chosen != 0 {
 			over = append(over, part.flag)
@@ -59,7 +60,8 @@ func (c *Limits) fitted(m admission.Budget, state int64) (fitted admission.Budge
 	if c.MaxConnections != 0 {
 		m.Admit(max(c.MaxConnections, 0))
 	}
-	m.MaxAnonymous, m.MaxInFlight = cmp.Or(c.MaxAnonymousConnections, m.MaxAnonymous), cmp.Or(c.MaxInFlight, m.MaxInFlight)
+	m.MaxAnonymous, m.MaxInFlight = cmp.Or(c.MaxAnonymousConnections, m.MaxAnonymous),
+		cmp.Or(c.MaxInFlight, m.MaxInFlight)
 	m.Unread, m.Buffers = cmp.Or(c.MaxUnread, m.Unread), max(m.Buffers, 2*c.MaxMessageSize)
 	if m.Refit(); state > 0 {
 		m.State = state
@@ -77,8 +79,9 @@ func (c *Limits) listener(name string, s *security, callers *fairshare.Places) a
 	}
 	cfg := admission.ListenerConfig{
 		Memory: callers, ConnBytes: admission.PerConnection,
-		MaxConnections: max(c.MaxConnections, 0), MaxPerSource: max(c.MaxConnectionsPerSource, 0), MaxAnonymous: c.MaxAnonymousConnections,
-		Rejected: func(from net.Addr, why admission.Rejection) { s.denials.note(name, string(why), from, rejections[why]) },
+		MaxConnections: max(c.MaxConnections, 0), MaxPerSource: max(c.MaxConnectionsPerSource, 0),
+		MaxAnonymous: c.MaxAnonymousConnections,
+		Rejected:     func(from net.Addr, why admission.Rejection) { s.denials.note(name, string(why), from, rejections[why]) },
 	}
 	if name != "http" {
 		cfg.WriteTimeout = c.WriteTimeout
@@ -120,9 +123,11 @@ var rejections = map[admission.Rejection]string{
 // grpcServer returns the options of the server for callers.
 func (c *Limits) grpcServer(m admission.Budget) []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ReadBufferSize(0), // admission.Buffers and TLS read ahead; gRPC's own buffer would stay with an idle connection
+		// admission.Buffers and TLS read ahead; gRPC's own buffer would stay with an idle connection
+		grpc.ReadBufferSize(0),
 		grpc.InitialWindowSize(m.StreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
-		grpc.MaxRecvMsgSize(int(c.MaxMessageSize)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)), grpc.MaxHeaderListSize(uint32(c.MaxHeaderSize)),
+		grpc.MaxRecvMsgSize(int(c.MaxMessageSize)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)),
+		grpc.MaxHeaderListSize(uint32(c.MaxHeaderSize)),
 		c.keepalive(),
 	}
 }
@@ -141,9 +146,11 @@ func (c *Limits) peerServer(m admission.Budget) []grpc.ServerOption {
 // ended a little later, at streamAge (see admission.CallsConfig.MaxAge). gRPC closes the connection when all of them
 // have had the time to end.
 func (c *Limits) keepalive() grpc.ServerOption {
-	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, MaxConnectionIdle: max(c.IdleTimeout, 0)}
+	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout,
+		MaxConnectionIdle: max(c.IdleTimeout, 0)}
 	if c.MaxConnectionAge > 0 {
-		p.MaxConnectionAge, p.MaxConnectionAgeGrace = c.MaxConnectionAge, c.streamAge()-c.MaxConnectionAge+c.MaxConnectionAge/10+admission.EndPatience+10*time.Second
+		p.MaxConnectionAge, p.MaxConnectionAgeGrace = c.MaxConnectionAge,
+			c.streamAge()-c.MaxConnectionAge+c.MaxConnectionAge/10+admission.EndPatience+10*time.Second
 	}
 	return grpc.KeepaliveParams(p)
 }
@@ -163,15 +170,18 @@ func (c *Limits) httpServer(s *http.Server) *http.Server {
 	s.ConnContext = admission.ConnContext
 	// net/http, unlike gRPC, counts received bytes until they are read.
 	const window = 64 << 10
-	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: c.MaxStreams, MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window}
+	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: c.MaxStreams, MaxReceiveBufferPerConnection: window,
+		MaxReceiveBufferPerStream: window}
 	return s
 }
 
 // readRoom writes the metrics of callers' connections, calls, streams and their memory, and their bounds.
 func (n *Node) readRoom(to observe.Lines) {
 	connections := to.Gauges("weir_connections", "Connections of authenticated callers, by listener.", "listener")
-	most := to.Gauges("weir_connections_max", "The most connections of authenticated callers; 0: any number.", "listener")
-	for name, l := range map[string]*admission.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc, "resp": n.listeners.resp} {
+	most := to.Gauges("weir_connections_max", "The most connections of authenticated callers; 0: any number.",
+		"listener")
+	for name, l := range map[string]*admission.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc,
+		"resp": n.listeners.resp} {
 		if l != nil {
 			authenticated, _, _ := l.Connections()
 			connections(float64(authenticated), name)
@@ -183,7 +193,8 @@ func (n *Node) readRoom(to observe.Lines) {
 	to.Gauge("weir_callers_bytes_max", "The most such memory; 0: any.", float64(all))
 	if c := n.calls.Load(); c != nil {
 		unary, streams := c.InUse()
-		calls := to.Gauges("weir_calls", "Calls of callers over gRPC that are carried out, by kind (unary, stream).", "kind")
+		calls := to.Gauges("weir_calls", "Calls of callers over gRPC that are carried out, by kind (unary, stream).",
+			"kind")
 		calls(float64(unary), "unary")
 		calls(float64(streams), "stream")
 		to.Gauges("weir_calls_max", "The most unary calls at a time.", "kind")(float64(n.cfg.Memory.MaxCalls), "unary")

@@ -43,7 +43,8 @@ import (
 func TestMaxConnections(t *testing.T) {
 	t.Parallel()
 	for name, limits := range map[string]Limits{
-		"of all": {MaxConnections: 2, MaxConnectionsPerSource: 100}, "of a source": {MaxConnections: 100, MaxConnectionsPerSource: 2},
+		"of all":      {MaxConnections: 2, MaxConnectionsPerSource: 100},
+		"of a source": {MaxConnections: 100, MaxConnectionsPerSource: 2},
 	} {
 		cfg := testConfig(t, "node")
 		cfg.Limits = limits
@@ -93,9 +94,11 @@ func TestMaxConnections(t *testing.T) {
 // does not come back all the time; the node's probes are answered meanwhile. Connections beyond those for probes are
 // rejected before HTTP/2 is set up.
 func TestRejectedClient(t *testing.T) {
-	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits = Limits{MaxConnections: 1, MaxConnectionsPerSource: 100} })
+	n, shop, _, _ := withAccess(t,
+		func(cfg *Config) { cfg.Limits = Limits{MaxConnections: 1, MaxConnectionsPerSource: 100} })
 	dial := func() *client.Client {
-		c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(shop), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0)))(t)
+		c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(shop),
+			client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0)))(t)
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
@@ -110,7 +113,8 @@ func TestRejectedClient(t *testing.T) {
 	})
 	d, err := first.Policy("login").Allow(t.Context(), "k")
 	expect.True(t, err == nil && !d.FailedOpen, "the first client: %+v, %v", d, err)
-	for _, line := range []string{`weir_connections{listener="grpc"} 1`, `weir_connections_max{listener="grpc"} 1`, `weir_calls{kind="unary"} 0`} {
+	for _, line := range []string{`weir_connections{listener="grpc"} 1`, `weir_connections_max{listener="grpc"} 1`,
+		`weir_calls{kind="unary"} 0`} {
 		expect.True(t, strings.Contains(metricsOf(t, n), line+"\n"), "the metrics have no %s", line)
 	}
 	probe := dialed(t, n)
@@ -170,7 +174,8 @@ func TestSizes(t *testing.T) {
 	expect.True(t, got[http2.SettingMaxConcurrentStreams] == maxPeerStreams &&
 		got[http2.SettingMaxHeaderListSize] == 4096, "between nodes: %v", got)
 	conn := dialed(t, n)
-	long := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: strings.Repeat("k", 20_000)}}}}
+	long := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login",
+		Key: strings.Repeat("k", 20_000)}}}}
 	_, err := weirv1.NewLimiterClient(conn).Check(t.Context(), long)
 	expect.True(t, status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"),
 		"a large message: %v", err)
@@ -214,7 +219,8 @@ func TestClientBeyondMemory(t *testing.T) {
 			n.callersMemory.Force(int(most - taken - test.free))
 			// A busy machine may close the connection before its caller has been told why.
 			testkit.Eventually(t, "the reason", func() bool {
-				c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0)))(t)
+				c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithTimeout(testkit.Patience),
+					client.WithBreaker(0, 0)))(t)
 				defer c.Close()
 				d, err := c.Policy("login").Allow(t.Context(), "k")
 				expect.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
@@ -231,8 +237,10 @@ func TestLimitsByDefault(t *testing.T) {
 	c := (Limits{}).withDefaults(m)
 	want := (Limits{
 		MaxConnections: m.Clients(), MaxStreams: m.StreamsEach, MaxMessageSize: m.MaxMessage, MaxHeaderSize: 32 << 10,
-		FirstMessageTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, MaxUnread: m.Unread, MaxInFlight: m.MaxInFlight,
-		MaxConnectionsPerSource: m.Clients() / 2, MaxAnonymousConnections: m.MaxAnonymous, MaxConnectionAge: time.Hour, IdleTimeout: 10 * time.Minute,
+		FirstMessageTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, MaxUnread: m.Unread,
+		MaxInFlight:             m.MaxInFlight,
+		MaxConnectionsPerSource: m.Clients() / 2, MaxAnonymousConnections: m.MaxAnonymous, MaxConnectionAge: time.Hour,
+		IdleTimeout: 10 * time.Minute,
 	})
 	expect.Equal(t, c, want)
 	none := (Limits{MaxConnections: -1, MaxConnectionAge: -1, IdleTimeout: -1}).withDefaults(m)
@@ -259,7 +267,8 @@ func TestMaxConnectionAge(t *testing.T) {
 			}
 		}
 	}()
-	c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithOnError(client.FailClosed), client.WithTimeout(testkit.Patience)))(t)
+	c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithOnError(client.FailClosed),
+		client.WithTimeout(testkit.Patience)))(t)
 	defer c.Close()
 	unary, transport := dialed(t, n), new(http.Transport)
 	defer transport.CloseIdleConnections()
@@ -271,7 +280,8 @@ func TestMaxConnectionAge(t *testing.T) {
 			expect.ErrorIs(t, err, io.EOF, "a stream")
 		default:
 		}
-		if open && stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte("k"), KeyLengths: []uint32{1}}) == nil {
+		if open && stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}},
+			Keys: []byte("k"), KeyLengths: []uint32{1}}) == nil {
 			asked++
 		}
 		d, err := c.Check(t.Context(), []client.Check{{Policy: "login", Key: "k"}})
@@ -304,10 +314,12 @@ func TestChosenBounds(t *testing.T) {
 		{what: "state", state: m.State + 50<<20, over: "[max-memory]"},
 		{what: "no bound of state", state: -1, over: "[max-memory]"},
 		{what: "no bound of connections", limits: Limits{MaxConnections: -1}, over: "[max-connections]"},
-		{what: "connections and checks", limits: Limits{MaxConnections: 100_000, MaxInFlight: 50_000}, over: "[max-connections max-in-flight]"},
+		{what: "connections and checks", limits: Limits{MaxConnections: 100_000, MaxInFlight: 50_000},
+			over: "[max-connections max-in-flight]"},
 		{what: "more state than there is", state: 512 << 20, err: "max-memory: 512 MiB do not fit"},
 		{what: "more unread than there is", limits: Limits{MaxUnread: 1 << 30}, err: "max-unread: 1.0 GiB do not fit"},
-		{what: "messages as large as it all", limits: Limits{MaxMessageSize: 256 << 20}, err: "max-message-size: 256 MiB do not fit"},
+		{what: "messages as large as it all", limits: Limits{MaxMessageSize: 256 << 20},
+			err: "max-message-size: 256 MiB do not fit"},
 	} {
 		got, over, err := test.limits.fitted(m, test.state)
 		if err != nil || test.err != "" {
@@ -354,15 +366,17 @@ func TestStolenNodeCertificate(t *testing.T) {
 	refusedAt(t, a, "peer", "no_gossip_key")
 
 	pair := must.Value(tls.LoadX509KeyPair(cfg.Security.PeerTLSCertFile, cfg.Security.PeerTLSKeyFile))(t)
-	stolen := &tls.Config{InsecureSkipVerify: true, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		return &pair, nil // whichever authorities are asked for
-	}}
+	stolen := &tls.Config{InsecureSkipVerify: true,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &pair, nil // whichever authorities are asked for
+		}}
 	err = askStatus(t, a, credentials.NewTLS(stolen))
 	expect.Equal(t, status.Code(err), codes.Unavailable, "over gRPC: %v", err)
 	refusedAt(t, a, "grpc", "unknown_authority")
 	transport := &http.Transport{TLSClientConfig: stolen, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get("https://" + addrOf(a.listeners.http) + "/v1/status")
+	resp, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get("https://" +
+		addrOf(a.listeners.http) + "/v1/status")
 	if err == nil {
 		resp.Body.Close()
 		t.Errorf("over HTTP: %s", resp.Status)
@@ -400,7 +414,8 @@ const checkMethod = weirv1.Limiter_Check_FullMethodName
 // dialed connects to a node's gRPC port, in plain text.
 func dialed(t *testing.T, n *Node, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
+	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc),
+		append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -440,7 +455,8 @@ func TestDeniedBeforeRead(t *testing.T) {
 	n, _, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits.FirstMessageTimeout = time.Hour })
 	conn := dialed(t, n)
 	ctx := testkit.Within(t, 10*time.Second)
-	for _, method := range []string{checkMethod, weirv1.Limiter_CheckStream_FullMethodName, weirv1.Limiter_Status_FullMethodName} {
+	for _, method := range []string{checkMethod, weirv1.Limiter_CheckStream_FullMethodName,
+		weirv1.Limiter_Status_FullMethodName} {
 		s := must.Value(conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method))(t)
 		err := s.RecvMsg(&weirv1.CheckResponse{})
 		expect.Equal(t, status.Code(err), codes.Unauthenticated, "%s: %v", method, err)
@@ -469,11 +485,13 @@ func TestFirstMessage(t *testing.T) {
 func TestEveryMessageIsCounted(t *testing.T) {
 	n, _, all, _ := startAccess(t, func(cfg *Config) {
 		cfg.Envoy.Dir = envoyDir(t, quotaFile)
-		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: tenant, algorithm: sliding_log, limit: 300, window: 1h}\n")
+		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml",
+			"policies:\n- {name: tenant, algorithm: sliding_log, limit: 300, window: 1h}\n")
 	})
 	ctx := bearer(t, all)
 	for addr, server := range map[string]*grpc.Server{n.GRPCAddr(): n.grpcServer, n.PeerAddr(): n.peerServer} {
-		conn := must.Value(grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}))))(t)
+		conn := must.Value(grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}))))(t)
 		defer conn.Close()
 		attacks := 0
 		for service, info := range server.GetServiceInfo() {

@@ -220,7 +220,8 @@ var elsewhere = exposed{
 	"weir_near_limit_total":                     {"policy": {}},
 	"weir_banned_total":                         {"policy": {}},
 	"weir_bans_total":                           {"policy": {}},
-	"weir_envoy_hits_total":                     {"descriptor": {}, "result": {"within_limit": true, "over_limit": true, "shadow_mode": true}},
+	"weir_envoy_hits_total": {"descriptor": {},
+		"result": {"within_limit": true, "over_limit": true, "shadow_mode": true}},
 }
 
 // targetLabels are what Prometheus adds to every series of a target.
@@ -269,7 +270,8 @@ func (page exposed) mistakes(query string) []string {
 				wrong = append(wrong, fmt.Sprintf("%s has no %s %q", name, label, value))
 			}
 		}
-		if left := inQuotes.ReplaceAllString(rest, ""); strings.Count(left, "=")+strings.Count(left, "!~") != len(matcher.FindAllString(rest, -1)) {
+		if left := inQuotes.ReplaceAllString(rest, ""); strings.Count(left, "=")+strings.Count(left,
+			"!~") != len(matcher.FindAllString(rest, -1)) {
 			wrong = append(wrong, "cannot read "+rest)
 		}
 	}
@@ -287,7 +289,8 @@ func TestMonitoringAsksForWhatThereIs(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, "a")
 	cfg.Envoy.Dir = envoyDir(t, "domain: edge\n")
-	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)+"  - {name: kept, limits: [1/1m], persist: true}\n")
+	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml",
+		fmt.Sprintf(onePolicy, 5)+"  - {name: kept, limits: [1/1m], persist: true}\n")
 	cfg.DataDir = t.TempDir()
 	n := mustSettle(t, cfg)
 	check(t, n, "alice")

@@ -140,10 +140,12 @@ func (n *Node) openReadiness() {
 	n.readiness = newReadiness(readinessConfig{
 		Joined: n.joined,
 		Conditions: []condition{
-			{What: "waiting for the partitions that are to move", Holds: func(context.Context) bool { return n.runner.Settled() }},
+			{What: "waiting for the partitions that are to move",
+				Holds: func(context.Context) bool { return n.runner.Settled() }},
 			{What: "waiting until this voter votes again", Holds: func(context.Context) bool { return n.votes() }},
 			{What: "waiting until all members see the same ring", Holds: n.inStep},
-			{What: "waiting for the overrides of other members", Holds: func(context.Context) bool { return n.overrides.replicator.Met() }},
+			{What: "waiting for the overrides of other members",
+				Holds: func(context.Context) bool { return n.overrides.replicator.Met() }},
 		},
 		Held: func() int {
 			st, _ := n.runner.Status()

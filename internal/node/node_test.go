@@ -60,7 +60,8 @@ func testConfig(t *testing.T, name string) Config {
 	return Config{
 		Name: name, Bind: "127.0.0.1", HTTPPort: PortAny, GRPCPort: PortAny, GossipPort: PortAny, PeerPort: PortAny,
 		PolicyFile: testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)),
-		Timeout:    20 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler), probeInterval: 1500 * time.Millisecond,
+		Timeout:    20 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		probeInterval: 1500 * time.Millisecond,
 	}
 }
 
@@ -121,7 +122,8 @@ func leavesNothing(t *testing.T, f func()) {
 	for deadline := time.Now().Add(testkit.Patience); runtime.NumGoroutine() > before; runtime.Gosched() {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<20)
-			t.Fatalf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])
+			t.Fatalf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(),
+				stacks[:runtime.Stack(stacks, true)])
 		}
 	}
 }
@@ -156,7 +158,8 @@ func TestTwoNodes(t *testing.T) {
 	leavesNothing(t, func() {
 		nodes := startCluster(t, "a b", nil)
 		a, b := nodes[0], nodes[1]
-		line := regexp.MustCompile(`^weir ready name=b http=127\.0\.0\.1:\d+ grpc=127\.0\.0\.1:\d+ gossip=127\.0\.0\.1:\d+ peer=127\.0\.0\.1:\d+$`)
+		line := regexp.MustCompile(
+			`^weir ready name=b http=127\.0\.0\.1:\d+ grpc=127\.0\.0\.1:\d+ gossip=127\.0\.0\.1:\d+ peer=127\.0\.0\.1:\d+$`)
 		expect.True(t, line.MatchString(b.ReadyLine()), "ready line: %s", b.ReadyLine())
 		for k := range 20 {
 			for i := range 8 {
@@ -319,7 +322,8 @@ func TestStopCutsOff(t *testing.T) {
 		c := must.Value(net.Dial("tcp", addrOf(n.listeners.http)))(t)
 		defer c.Close()
 		// The node says to go on once the handler reads the body, which never comes.
-		_, err := io.WriteString(c, "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
+		_, err := io.WriteString(c,
+			"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
 		must.NoError(t, err)
 		_, err = c.Read(make([]byte, 8))
 		must.NoError(t, err)
@@ -440,7 +444,8 @@ func TestReload(t *testing.T) {
 	}
 	put(fmt.Sprintf(onePolicy, 7))
 	testkit.Eventually(t, "the new limit", func() bool { return check(t, n, "alice").Limit == 7 })
-	testkit.Eventually(t, "the new hash in the gossip", func() bool { return n.view().Self.PolicyHash == shortHash(n.limiter.Policies()) })
+	testkit.Eventually(t, "the new hash in the gossip",
+		func() bool { return n.view().Self.PolicyHash == shortHash(n.limiter.Policies()) })
 	put(fmt.Sprintf(onePolicy, 0))
 	testkit.Eventually(t, "the mistake", func() bool { return n.policyError() != "" })
 	if ready, why := n.Ready(); !ready || !strings.Contains(why, "policy file rejected: "+cfg.PolicyFile+":2:") {
@@ -450,12 +455,14 @@ func TestReload(t *testing.T) {
 	expect.Equal(t, d.Limit, 7, "a file with a mistake changed the limit to")
 	put(strictPolicy)
 	testkit.Eventually(t, "the lack of voters", func() bool {
-		return strings.HasSuffix(n.policyError(), ":2:92: policies[0].consistency: strict needs voters: give all nodes the same voters, or use available")
+		return strings.HasSuffix(n.policyError(),
+			":2:92: policies[0].consistency: strict needs voters: give all nodes the same voters, or use available")
 	})
 	d = check(t, n, "alice")
 	expect.Equal(t, d.Limit, 7, "a file that needs voters changed the limit to")
 	put("")
-	testkit.Eventually(t, "no policy", func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })
+	testkit.Eventually(t, "no policy",
+		func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })
 }
 
 // node is one whose conditions a test sets.
@@ -480,7 +487,8 @@ func newNode() *node {
 			{"the first", func(context.Context) bool { return n.first.Load() }},
 			{"the second", func(context.Context) bool { return n.second.Load() }},
 		},
-		Held: func() int { return int(n.held.Load()) }, Now: time.Now, Became: func() { n.became.Add(1) }, Logger: n.log.Logger(),
+		Held: func() int { return int(n.held.Load()) }, Now: time.Now, Became: func() { n.became.Add(1) },
+		Logger: n.log.Logger(),
 	})
 	return n
 }

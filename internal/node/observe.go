@@ -80,7 +80,8 @@ func (n *Node) panicked(listener string) func(method string, p *panics.Error) {
 	return func(method string, p *panics.Error) {
 		n.security.metrics.Panicked(listener)
 		if unlogged, ok := n.security.denials.turn(denialKind{listener, "panic"}); ok {
-			n.log.Error("handler panicked", "listener", listener, "method", method, "stack", string(p.Stack), "unlogged", unlogged)
+			n.log.Error("handler panicked", "listener", listener, "method", method, "stack", string(p.Stack),
+				"unlogged", unlogged)
 		}
 	}
 }

@@ -52,7 +52,8 @@ type collected struct {
 }
 
 // Export implements collectorv1.TraceServiceServer.
-func (c *collector) Export(_ context.Context, in *collectorv1.ExportTraceServiceRequest) (*collectorv1.ExportTraceServiceResponse, error) {
+func (c *collector) Export(_ context.Context,
+	in *collectorv1.ExportTraceServiceRequest) (*collectorv1.ExportTraceServiceResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range in.ResourceSpans {
@@ -78,7 +79,8 @@ func texts(attributes []*commonv1.KeyValue) map[string]string {
 func startCollector(t *testing.T) (*collector, string) {
 	t.Helper()
 	c := new(collector)
-	return c, "http://" + testkit.Serve(t, func(r grpc.ServiceRegistrar) { collectorv1.RegisterTraceServiceServer(r, c) })
+	return c, "http://" + testkit.Serve(t,
+		func(r grpc.ServiceRegistrar) { collectorv1.RegisterTraceServiceServer(r, c) })
 }
 
 // path follows a trace from one of its spans up to the caller: "decide b < forward a < decide a < …".
@@ -104,7 +106,8 @@ func (c *collector) path(t *testing.T, from collected, caller string) string {
 // post sends a check with a header, unless its value is empty.
 func post(t *testing.T, n *Node, body, header, value string) *http.Response {
 	t.Helper()
-	r := must.Value(http.NewRequestWithContext(t.Context(), "POST", "http://"+addrOf(n.listeners.http)+"/v1/check", strings.NewReader(body)))(t)
+	r := must.Value(http.NewRequestWithContext(t.Context(), "POST", "http://"+addrOf(n.listeners.http)+"/v1/check",
+		strings.NewReader(body)))(t)
 	r.Header.Set("Content-Type", "application/json")
 	if value != "" {
 		r.Header.Set(header, value)
@@ -182,7 +185,8 @@ func TestTraceOverTwoNodes(t *testing.T) {
 			s.attributes["weir.result"] == "allowed" && s.attributes["weir.term"] != "", "%s: %v", p, s.attributes)
 		expect.True(t, s.Name != "forward" || s.attributes["weir.peer"] == "b", "%s: %v", p, s.attributes)
 	}
-	for _, call := range []string{"POST /v1/check a < caller", "weir.v1.Limiter/Check a < caller", "weir.v1.Limiter/CheckStream a < caller"} {
+	for _, call := range []string{"POST /v1/check a < caller", "weir.v1.Limiter/Check a < caller",
+		"weir.v1.Limiter/CheckStream a < caller"} {
 		remote := paths["decide b < forward a < decide a < "+call]
 		expect.True(t, remote != 0 && remote != keys, "%d of %d keys were decided by b", remote, keys)
 		expect.True(t, paths[call] == keys && paths["decide a < "+call] == keys &&
@@ -205,7 +209,8 @@ func TestCallErrors(t *testing.T) {
 			ctx = metadata.AppendToOutgoingContext(ctx, requestIDKey, given)
 		}
 		var trailer metadata.MD
-		question := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "none", Key: "secret"}}}}
+		question := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "none",
+			Key: "secret"}}}}
 		_, err := weirv1.NewLimiterClient(conn).Check(ctx, question, grpc.Trailer(&trailer))
 		ids := trailer.Get(requestIDKey)
 		must.True(t, status.Code(err) == codes.NotFound && len(ids) == 1 && (ids[0] == given) == kept,
@@ -236,9 +241,11 @@ func TestNoCollector(t *testing.T) {
 // of 10,000 keys, in turns with and without, and without once more as a control. It prints the CPU time of a check and
 // the median quotients: `go test ./internal/node -run '^$' -bench Observation -benchtime 40x`.
 func BenchmarkObservation(b *testing.B) {
-	set := must.Value(policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]")))(b)
+	set := must.Value(policy.Parse("test.yaml",
+		[]byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]")))(b)
 	recorder := must.Value(newActivityRecorder())(b)
-	tracer, err := observe.NewTracer(observe.TracingConfig{Endpoint: "http://127.0.0.1:1", CallerRate: 10}) // no caller asks for a trace
+	// no caller asks for a trace
+	tracer, err := observe.NewTracer(observe.TracingConfig{Endpoint: "http://127.0.0.1:1", CallerRate: 10})
 	must.NoError(b, err)
 	defer func() { _ = tracer.Close(context.Background()) }()
 	names := []string{"plain", "observed", "control"}
@@ -311,7 +318,8 @@ func auditLines(t *testing.T, name string) (lines []string) {
 		must.NoError(t, json.Unmarshal([]byte(line), &fields), "%q", line)
 		from, _ := fields["from"].(string)
 		expect.True(t, strings.HasPrefix(from, "127.0.0.1:"), "%q does not say from where", line)
-		lines = append(lines, fmt.Sprint(fields["msg"], " ", fields["caller"], " ", fields["credential"], " ", fields["listener"], " ", fields["policy"], " ", fields["key"], " ", fields["reason"]))
+		lines = append(lines, fmt.Sprint(fields["msg"], " ", fields["caller"], " ", fields["credential"], " ",
+			fields["listener"], " ", fields["policy"], " ", fields["key"], " ", fields["reason"]))
 	}
 	return lines
 }

@@ -65,7 +65,8 @@ func (n *Node) openReplicator() {
 		Members: n.memberNodes,
 	})
 	n.overrides.service = control.NewOverrides(control.OverridesConfig{
-		Book: n.overrides.book, Replicator: n.overrides.replicator, Policies: n.filePolicies, Record: n.security.audit.Record, Now: time.Now,
+		Book: n.overrides.book, Replicator: n.overrides.replicator, Policies: n.filePolicies,
+		Record: n.security.audit.Record, Now: time.Now,
 		Ready: func() (bool, string) { return n.readiness.Ready() },
 		Auth:  n.security.auth,
 	})
@@ -106,7 +107,8 @@ func (n *Node) policiesLocked(before *policy.Set) *policy.Set {
 		}
 	}
 	if inactive != n.overrides.inactive && inactive > 0 {
-		n.log.Warn("overrides not in force", "count", inactive, "first_policy", list[first].Policy, "first_reason", refused[first].Error())
+		n.log.Warn("overrides not in force", "count", inactive, "first_policy", list[first].Policy, "first_reason",
+			refused[first].Error())
 	}
 	n.overrides.inactive = inactive
 	return set

@@ -166,7 +166,8 @@ func TestOverridesInFile(t *testing.T) {
 	cfg.GossipPort, cfg.PeerPort, cfg.DataDir = PortOff, PortOff, t.TempDir()
 	n := mustSettle(t, cfg)
 	key := "new\nline \u00e9\U0001F600\"\\"
-	body := must.Value(json.Marshal(map[string]any{"policy": "login", "key": key, "settings": map[string]any{"blocked": true}}))(t)
+	body := must.Value(json.Marshal(map[string]any{"policy": "login", "key": key,
+		"settings": map[string]any{"blocked": true}}))(t)
 	has, durable := override(t, n, string(body))
 	expect.True(t, has == 1 && durable == 1, "%d have it, %d on disk", has, durable)
 	n.Stop()
@@ -193,7 +194,8 @@ func TestOverridesByRole(t *testing.T) {
 	t.Parallel()
 	shop, ops, reader := auth.NewToken(), auth.NewToken(), auth.NewToken()
 	cfg := testConfig(t, "a")
-	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)+"  - {name: partner-x, algorithm: sliding_log, limit: 1, window: 1m}\n")
+	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml",
+		fmt.Sprintf(onePolicy, 5)+"  - {name: partner-x, algorithm: sliding_log, limit: 1, window: 1m}\n")
 	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", fmt.Sprintf(`
 callers:
   - {name: shop, tokens: [%s], roles: [check, keys, admin], policies: ["*"]}
@@ -221,7 +223,8 @@ callers:
 			t.Errorf("%s %s %s: %d %s, want %d", c.method, c.path, c.body, resp.StatusCode, text, c.status)
 		}
 	}
-	secret := control.Step{Change: &control.Entry{ID: control.ID{Policy: "login", Key: "secret"}, Settings: `{"limit":1}`, At: time.Now()}}
+	secret := control.Step{Change: &control.Entry{ID: control.ID{Policy: "login", Key: "secret"},
+		Settings: `{"limit":1}`, At: time.Now()}}
 	n.overrides.book.Commit("a", &secret)
 	must.NoError(t, secret.Err)
 	_, page := send(t, n, "GET", "/metrics", reader, "")
@@ -253,7 +256,8 @@ func TestOverridesByClient(t *testing.T) {
 	var many []control.Entry
 	for i := range 1500 {
 		id := control.ID{Policy: "login", Key: fmt.Sprintf("k%04d", i)}
-		many = append(many, control.Entry{ID: id, Version: control.Version{Counter: 1, Node: "z"}, Settings: `{"limit":1}`, At: time.UnixMilli(5)})
+		many = append(many, control.Entry{ID: id, Version: control.Version{Counter: 1, Node: "z"},
+			Settings: `{"limit":1}`, At: time.UnixMilli(5)})
 	}
 	merge := control.Step{Merge: many}
 	n.overrides.book.Commit("a", &merge)
@@ -278,15 +282,19 @@ func TestOverridesByClient(t *testing.T) {
 	conn := testkit.Dial(t, n.GRPCAddr())
 	for want, ask := range map[string]func() error{
 		"override.key: ": func() error {
-			_, err := weirv1.NewOverridesClient(conn).SetOverride(t.Context(), &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Settings: `{"limit":1}`}})
+			_, err := weirv1.NewOverridesClient(conn).SetOverride(t.Context(),
+				&weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Settings: `{"limit":1}`}})
 			return err
 		},
 		"override.settings.limit: ": func() error {
-			_, err := weirv1.NewOverridesClient(conn).SetOverride(t.Context(), &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Key: "k", Settings: `{"limit":0}`}})
+			_, err := weirv1.NewOverridesClient(conn).SetOverride(t.Context(),
+				&weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Key: "k",
+					Settings: `{"limit":0}`}})
 			return err
 		},
 		"policy: ": func() error {
-			_, err := weirv1.NewOverridesClient(conn).DeleteOverride(t.Context(), &weirv1.DeleteOverrideRequest{Policy: "no policy", Key: "k"})
+			_, err := weirv1.NewOverridesClient(conn).DeleteOverride(t.Context(),
+				&weirv1.DeleteOverrideRequest{Policy: "no policy", Key: "k"})
 			return err
 		},
 		"limit: ": func() error {
@@ -358,7 +366,8 @@ func askAll(t *testing.T, nodes []*Node) (count *atomic.Int64, stop func()) {
 					return
 				case <-tick.C:
 				}
-				r, err := n.limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "login", Key: fmt.Sprint(i, "-", j%1000)}, Cost: 1}})
+				r, err := n.limiter.Check(t.Context(),
+					[]limit.Check{{Target: limit.Target{Policy: "login", Key: fmt.Sprint(i, "-", j%1000)}, Cost: 1}})
 				if err != nil || r[0].Err != nil || !r[0].Allowed || r[0].FailedOpen {
 					t.Errorf("%+v %v", r, err)
 					return
@@ -413,7 +422,8 @@ func TestRotateByCommand(t *testing.T) {
 		_, err := step(action, id, key)
 		expect.ErrorContains(t, err, part, "%v", action)
 	}
-	const list, add, use, remove = weirv1.KeyAction_KEY_ACTION_LIST, weirv1.KeyAction_KEY_ACTION_ADD, weirv1.KeyAction_KEY_ACTION_USE, weirv1.KeyAction_KEY_ACTION_REMOVE
+	const list, add, use, remove = weirv1.KeyAction_KEY_ACTION_LIST, weirv1.KeyAction_KEY_ACTION_ADD,
+		weirv1.KeyAction_KEY_ACTION_USE, weirv1.KeyAction_KEY_ACTION_REMOVE
 	out := done(list, "", nil)
 	expect.True(t, strings.Count(out, one) == 3 && !strings.Contains(out, two), "list: %s", out)
 	rejected("does not have it", use, two, nil)
@@ -482,10 +492,12 @@ func TestRotateByFile(t *testing.T) {
 		replace(n, gossipText(2))
 		testkit.Eventually(t, "the key to be added", func() bool { return slices.Equal(keysOf(n), []string{one, two}) })
 		waits := fmt.Sprintf("node-%d does not have it", []int{1, 2}[i])
-		testkit.Eventually(t, "a word about who is waited for", func() bool { return strings.Contains(book.String(), waits) })
+		testkit.Eventually(t, "a word about who is waited for",
+			func() bool { return strings.Contains(book.String(), waits) })
 	}
 	replace(nodes[2], "no key\n") // a mistake changes nothing
-	testkit.Eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "not base64") })
+	testkit.Eventually(t, "the mistake to be told",
+		func() bool { return strings.Contains(book.String(), "not base64") })
 	for _, n := range nodes[:2] {
 		got := keysOf(n)
 		expect.True(t, slices.Equal(got, []string{one, two}), "%s went ahead: %v", n.cfg.Name, got)
@@ -514,7 +526,8 @@ func TestAKeyOfTheOperators(t *testing.T) {
 		t.Helper()
 		must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte(text), 0o600))
 		slices.Sort(want)
-		testkit.Eventually(t, fmt.Sprint("keys ", want), func() bool { return slices.Equal(slices.Sorted(slices.Values(keysOf(n))), want) })
+		testkit.Eventually(t, fmt.Sprint("keys ", want),
+			func() bool { return slices.Equal(slices.Sorted(slices.Values(keysOf(n))), want) })
 	}
 	becomes(gossipText(2), id(2))
 	must.NoError(t, n.cluster.AddKey(gossipKey(1)))
@@ -547,7 +560,8 @@ func TestKeysInPlainText(t *testing.T) {
 
 	// And where there is nothing to change.
 	plain := mustStart(t, testConfig(t, "plain"))
-	_, err = weirv1.NewAdminClient(dialed(t, plain)).GossipKeys(t.Context(), &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST})
+	_, err = weirv1.NewAdminClient(dialed(t, plain)).GossipKeys(t.Context(),
+		&weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST})
 	expect.True(t, status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "plain text"),
 		"without keys: %v", err)
 }

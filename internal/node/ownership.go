@@ -27,7 +27,8 @@ func clocks() (decisions func() algo.Instant, leases func() int64) {
 
 // steer updates the runner's view from the membership until ctx ends. It ignores changes that the ownership protocol
 // does not see, such as of the members' policy hashes: each would delay claims and moves by settleAfter.
-func steer(ctx context.Context, current func() *cluster.View, replaced func(*cluster.View) <-chan struct{}, set func(ownership.View)) {
+func steer(ctx context.Context, current func() *cluster.View, replaced func(*cluster.View) <-chan struct{},
+	set func(ownership.View)) {
 	for v := current(); ; {
 		backups := v.Ring.Without(v.Self.Name)
 		set(ownershipView(v, backups, false))

@@ -24,7 +24,8 @@ import (
 )
 
 func threeMembers(state cluster.State) *cluster.View {
-	members := []cluster.Member{{Name: "a", Boot: 1, State: state}, {Name: "b", Boot: 2, State: cluster.Active}, {Name: "c", Boot: 3, State: cluster.Active}}
+	members := []cluster.Member{{Name: "a", Boot: 1, State: state}, {Name: "b", Boot: 2, State: cluster.Active},
+		{Name: "c", Boot: 3, State: cluster.Active}}
 	var names []string
 	for _, m := range members {
 		if m.State == cluster.Active {
@@ -70,7 +71,8 @@ func TestSteer(t *testing.T) {
 				}
 				return all
 			}
-			go steer(ctx, func() *cluster.View { return v }, (*cluster.View).Replaced, func(v ownership.View) { told <- v.Settled })
+			go steer(ctx, func() *cluster.View { return v }, (*cluster.View).Replaced,
+				func(v ownership.View) { told <- v.Settled })
 			time.Sleep(settleAfter - time.Millisecond) // of the bubble's time
 			synctest.Wait()
 			if got := settled(); !slices.Equal(got, []bool{false}) {
@@ -112,7 +114,8 @@ func TestSteerThroughReloads(t *testing.T) {
 			expect.True(t, slices.Equal(got, want),
 				"after %s: told of views that are settled: %v, want %v", after, got, want)
 		}
-		go steer(ctx, func() *cluster.View { return v }, func(*cluster.View) <-chan struct{} { return next }, func(v ownership.View) { told <- v.Settled })
+		go steer(ctx, func() *cluster.View { return v }, func(*cluster.View) <-chan struct{} { return next },
+			func(v ownership.View) { told <- v.Settled })
 		synctest.Wait()
 		for i := range 3 {
 			time.Sleep(settleAfter / 4) // of the bubble's time
@@ -139,7 +142,8 @@ func TestReadyOnceVoting(t *testing.T) {
 	awaitTurn(t)
 	strict := func(name string, voters ...string) Config {
 		cfg := testConfig(t, name)
-		cfg.PolicyFile = testkit.WriteFile(t, "strict.yaml", "policies: [{name: p, limits: [9/1m], durability: sync, consistency: strict}]")
+		cfg.PolicyFile = testkit.WriteFile(t, "strict.yaml",
+			"policies: [{name: p, limits: [9/1m], durability: sync, consistency: strict}]")
 		cfg.Voters = voters
 		return cfg
 	}
@@ -173,7 +177,8 @@ func TestProcess(t *testing.T) {
 	for _, c := range []struct {
 		p     ownership.Node
 		there bool
-	}{{ownership.Node{Name: "b", Boot: 2}, true}, {ownership.Node{Name: "b", Boot: 1}, false}, {ownership.Node{Name: "d", Boot: 2}, false}} {
+	}{{ownership.Node{Name: "b", Boot: 2}, true}, {ownership.Node{Name: "b", Boot: 1}, false},
+		{ownership.Node{Name: "d", Boot: 2}, false}} {
 		m := process(v, c.p)
 		expect.True(t, (m != nil) == c.there && (!c.there || m.Name == c.p.Name), "%v: %+v", c.p, m)
 	}
@@ -183,7 +188,8 @@ func TestProcess(t *testing.T) {
 func TestStatusOfLoans(t *testing.T) {
 	t.Parallel()
 	const lendable = "policies:\n  - {name: login, algorithm: sliding_log, limit: 1000, window: 1h}\n"
-	nodes := startCluster(t, "a b", func(_ int, cfg *Config) { cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", lendable) })
+	nodes := startCluster(t, "a b",
+		func(_ int, cfg *Config) { cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", lendable) })
 	b1 := limit.Borrow{Target: limit.Target{Policy: "login", Key: "alice"}, ID: algo.LoanID{Borrower: 7}, Want: 16}
 	// lend makes another loan, as those before may have ended, and returns its owner.
 	lend := func() (owner *Node) {
@@ -256,7 +262,8 @@ func TestCountersOnDisk(t *testing.T) {
 	_, status := send(t, n, "GET", "/v1/status", "", "")
 	expect.True(t, strings.Contains(status, `"disk":{"bytes":`), "%s", status)
 	_, metrics := send(t, n, "GET", "/metrics", "", "")
-	expect.True(t, strings.Contains(metrics, "weir_disk_failed 0") && strings.Contains(metrics, "weir_disk_bytes"), "no metrics of the disk")
+	expect.True(t, strings.Contains(metrics, "weir_disk_failed 0") && strings.Contains(metrics, "weir_disk_bytes"),
+		"no metrics of the disk")
 	n.Stop()
 	expect.True(t, strings.Contains(log.String(), "counters saved"), "%s", log.String())
 	n = mustSettle(t, cfg)
@@ -265,7 +272,8 @@ func TestCountersOnDisk(t *testing.T) {
 	// Without persist the disk forgets the key, and with it again begins with what is counted then.
 	reload := func(limit int, persist bool) {
 		must.NoError(t, os.WriteFile(cfg.PolicyFile, fmt.Appendf(nil, persistentPolicy, limit, persist), 0o600))
-		testkit.Eventually(t, "the file is read", func() bool { return n.Policies().Policies()[0].Limits[0].Limit == int64(limit) })
+		testkit.Eventually(t, "the file is read",
+			func() bool { return n.Policies().Policies()[0].Limits[0].Limit == int64(limit) })
 	}
 	reload(6, false)
 	expect.Equal(t, check(t, n, "k").Remaining, int64(1))
@@ -277,7 +285,8 @@ func TestCountersOnDisk(t *testing.T) {
 	reload(8, false)
 	expect.Equal(t, check(t, n, "k").Remaining, int64(0))
 	n.Stop()
-	must.NoError(t, os.WriteFile(cfg.PolicyFile, fmt.Appendf(nil, "%s  - {name: other, limits: [1/1h], persist: true}\n", fmt.Sprintf(persistentPolicy, 8, false)), 0o600))
+	must.NoError(t, os.WriteFile(cfg.PolicyFile, fmt.Appendf(nil,
+		"%s  - {name: other, limits: [1/1h], persist: true}\n", fmt.Sprintf(persistentPolicy, 8, false)), 0o600))
 	n = mustSettle(t, cfg)
 	expect.Equal(t, check(t, n, "k").Remaining, int64(7), "what the disk was told to forget")
 }
@@ -317,9 +326,11 @@ func TestPersistRefused(t *testing.T) {
 
 // keepBeyond has a node's disk keep a partition that no cluster has.
 func keepBeyond(t *testing.T, cfg Config) {
-	d := must.Value(disk.Open(disk.Config{Dir: cfg.DataDir, Cluster: "none", Name: cfg.Name, Now: func() int64 { return 0 }, Logger: cfg.Logger}))(t)
+	d := must.Value(disk.Open(disk.Config{Dir: cfg.DataDir, Cluster: "none", Name: cfg.Name,
+		Now: func() int64 { return 0 }, Logger: cfg.Logger}))(t)
 	must.NoError(t, d.Restore(func(disk.Copy) error { return nil }))
-	beyond := ownership.Entry{Partition: ring.Partitions, Term: ownership.Term{N: 1}, Begin: true, Complete: true, Chunk: []byte{1}}
+	beyond := ownership.Entry{Partition: ring.Partitions, Term: ownership.Term{N: 1}, Begin: true, Complete: true,
+		Chunk: []byte{1}}
 	d.Write([]*ownership.Block{{Log: 1, Position: 1, Entries: []ownership.Entry{beyond}}})
 	must.NoError(t, d.Close())
 }
@@ -331,7 +342,8 @@ func TestFirstPersist(t *testing.T) {
 	n := mustSettle(t, cfg)
 	must.NoError(t, os.WriteFile(cfg.PolicyFile, fmt.Appendf(nil, persistentPolicy, 6, true), 0o600))
 	testkit.Eventually(t, "the file is rejected", func() bool { return n.policyError() != "" })
-	expect.True(t, strings.Contains(n.policyError(), ":2:92: policies[0].persist: true is new, and takes a restart"), "%s", n.policyError())
+	expect.True(t, strings.Contains(n.policyError(), ":2:92: policies[0].persist: true is new, and takes a restart"),
+		"%s", n.policyError())
 }
 
 // overfill has a node keep more than fits into very little memory.
@@ -351,7 +363,8 @@ func TestToAwait(t *testing.T) {
 		v := &cluster.View{Members: members, Self: &members[0]}
 		expect.Equal(t, strings.Join(toAwait(states, v), " "), want)
 	}
-	a, b, c, d := cluster.Member{Name: "a"}, cluster.Member{Name: "b"}, cluster.Member{Name: "c"}, cluster.Member{Name: "d"}
+	a, b, c, d := cluster.Member{Name: "a"}, cluster.Member{Name: "b"}, cluster.Member{Name: "c"},
+		cluster.Member{Name: "d"}
 	a.State, b.State, c.State, d.State = cluster.Active, cluster.Active, cluster.Leaving, cluster.Active
 	sees("a b c d", a, b, c, d)
 	sees("a b d", a, b, d)

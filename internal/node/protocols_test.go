@@ -141,7 +141,8 @@ func TestEnvoyAccess(t *testing.T) {
 	expect.Equal(t, ask("", envoyRequest("user", "a")), codes.Unauthenticated, "without a token")
 	expect.Equal(t, ask(shop, envoyRequest("user", "a")), codes.PermissionDenied, "without the namespace")
 	expect.Equal(t, ask(all, envoyRequest("user", "a")), codes.OK, "with all rights")
-	resp, _ := send(t, n, http.MethodPost, "/json", shop, `{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"u"}]}]}`)
+	resp, _ := send(t, n, http.MethodPost, "/json", shop,
+		`{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"u"}]}]}`)
 	expect.Equal(t, resp.StatusCode, http.StatusForbidden, "/json without the namespace")
 }
 
@@ -157,11 +158,14 @@ func quotaStream(t *testing.T, n *Node) quotav3.RateLimitQuotaService_StreamRate
 }
 
 // quotaOf reports a first request of a bucket, and returns the bucket that is assigned.
-func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQuotasClient, tenant string) *typev3.TokenBucket {
+func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQuotasClient,
+	tenant string) *typev3.TokenBucket {
 	t.Helper()
-	must.NoError(t, stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{{
-		BucketId: &quotav3.BucketId{Bucket: map[string]string{"name": "api", "tenant": tenant}}, NumRequestsDenied: 1,
-	}}}))
+	must.NoError(t, stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge",
+		BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{{
+			BucketId:          &quotav3.BucketId{Bucket: map[string]string{"name": "api", "tenant": tenant}},
+			NumRequestsDenied: 1,
+		}}}))
 	in := must.Value(stream.Recv())(t)
 	must.True(t, len(in.BucketAction) == 2 &&
 		in.BucketAction[0].GetQuotaAssignmentAction().GetRateLimitStrategy().GetBlanketRule() == typev3.RateLimitStrategy_DENY_ALL, "%v", in)
@@ -172,8 +176,10 @@ func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQ
 // what one of them has stays held when its stream ends.
 func TestEnvoyQuotaCluster(t *testing.T) {
 	t.Parallel()
-	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: tenant, algorithm: sliding_log, limit: 300, window: 1h}\n")
-	nodes := startCluster(t, "n0 n1 n2", func(_ int, cfg *Config) { cfg.Envoy.Dir, cfg.PolicyFile = envoyDir(t, quotaFile), policies })
+	policies := testkit.WriteFile(t, "policies.yaml",
+		"policies:\n- {name: tenant, algorithm: sliding_log, limit: 300, window: 1h}\n")
+	nodes := startCluster(t, "n0 n1 n2",
+		func(_ int, cfg *Config) { cfg.Envoy.Dir, cfg.PolicyFile = envoyDir(t, quotaFile), policies })
 	for _, tenant := range []string{"a", "b", "c", "d"} { // of which each node owns some, or none
 		var lent int64
 		for _, n := range nodes[:2] {
@@ -190,7 +196,8 @@ func TestEnvoyQuotaCluster(t *testing.T) {
 		}
 		var direct int64
 		for {
-			got, err := nodes[2].limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "tenant", Key: tenant}, Cost: 1}})
+			got, err := nodes[2].limiter.Check(t.Context(),
+				[]limit.Check{{Target: limit.Target{Policy: "tenant", Key: tenant}, Cost: 1}})
 			must.True(t, err == nil && got[0].Err == nil, "%v %v", err, got)
 			if !got[0].Allowed {
 				break
@@ -232,11 +239,13 @@ policies:
 - {name: strict, algorithm: sliding_log, limit: 10, window: 1s, durability: sync, consistency: strict}
 `)
 	for name, want := range map[string]string{
-		"leaky": "leaky_bucket cannot be divided", "slots": "concurrency cannot be divided", "counted": "count_denied", "kept": "lend: false", "strict": "it is strict", "none": "which there is not",
+		"leaky": "leaky_bucket cannot be divided", "slots": "concurrency cannot be divided", "counted": "count_denied",
+		"kept": "lend: false", "strict": "it is strict", "none": "which there is not",
 	} {
 		cfg := testConfig(t, "n0")
 		cfg.PolicyFile, cfg.Voters = policies, []string{"n0"}
-		cfg.Envoy.Dir = envoyDir(t, "domain: edge\nquota_buckets:\n- {bucket: {t: \"*\"}, policy: "+name+", key: \"{t}\"}\n")
+		cfg.Envoy.Dir = envoyDir(t,
+			"domain: edge\nquota_buckets:\n- {bucket: {t: \"*\"}, policy: "+name+", key: \"{t}\"}\n")
 		n, err := Start(t.Context(), cfg)
 		if err == nil {
 			n.Stop()
@@ -256,7 +265,8 @@ func TestGubernatorAccess(t *testing.T) {
 		if change != nil {
 			change(r)
 		}
-		out, err := pb.NewV1Client(dialed(t, n)).GetRateLimits(bearer(t, token), &pb.GetRateLimitsReq{Requests: []*pb.RateLimitReq{r}})
+		out, err := pb.NewV1Client(dialed(t, n)).GetRateLimits(bearer(t, token),
+			&pb.GetRateLimitsReq{Requests: []*pb.RateLimitReq{r}})
 		if err != nil {
 			return "", status.Code(err)
 		}
@@ -351,7 +361,8 @@ func TestRESPSecured(t *testing.T) {
 		{"another's name", "AUTH nobody " + shop + "\n" + check, "-WRONGPASS ", nil},
 		{"a wrong token", "AUTH x\n" + check, "-WRONGPASS ", nil},
 		{"a certificate", check, "*", []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"shop.test"}})}},
-		{"a certificate of nobody", check, "-NOAUTH ", []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})}},
+		{"a certificate of nobody", check, "-NOAUTH ",
+			[]tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})}},
 		{"another policy", "AUTH " + shop + "\nWEIR.PEEK other a\n", "+OK\r\n-NOPERM ", nil},
 	} {
 		got, err := ask(c.in, c.pairs...)
@@ -364,7 +375,8 @@ func TestRESPSecured(t *testing.T) {
 	_, _ = io.WriteString(plain, check) // the read tells
 	out, _ := io.ReadAll(plain)
 	expect.True(t, !strings.Contains(string(out), "allowed"), "in plain text: %q", out)
-	for _, reason := range []string{"no_credentials", "bad_token", "unknown_identity", "wrong_policy", "certificate_expired", "plain_text_on_tls_port"} {
+	for _, reason := range []string{"no_credentials", "bad_token", "unknown_identity", "wrong_policy",
+		"certificate_expired", "plain_text_on_tls_port"} {
 		refusedAt(t, n, "resp", reason)
 	}
 }

@@ -24,7 +24,8 @@ func readSecret(secretFile string) (ring.HashKey, error) {
 		return ring.HashKey{}, fmt.Errorf("cluster-secret-file: %w", err)
 	}
 	if secret = bytes.TrimSpace(secret); len(secret) < minSecret {
-		return ring.HashKey{}, fmt.Errorf("cluster-secret-file: %s holds %d bytes, at least %d are needed; make a secret with: openssl rand -base64 32", secretFile, len(secret), minSecret)
+		return ring.HashKey{}, fmt.Errorf(
+			"cluster-secret-file: %s holds %d bytes, at least %d are needed; make a secret with: openssl rand -base64 32", secretFile, len(secret), minSecret)
 	}
 	derived, err := hkdf.Key(sha256.New, secret, nil, "weir hash key 2", ring.HashKeySize)
 	if err != nil {

@@ -48,9 +48,12 @@ func makeSecrets(t *testing.T, dirs ...string) {
 func made(dir string) Security {
 	var s Security
 	at := func(name string) string { return filepath.Join(dir, name) }
-	s.TLSCertFile, s.TLSKeyFile, s.TLSClientCAFile = at("weir-callers-tls/tls.crt"), at("weir-callers-tls/tls.key"), at("weir-callers-tls/ca.crt")
-	s.PeerTLSCertFile, s.PeerTLSKeyFile, s.PeerTLSCAFile, s.PeerTLSName = at("weir-nodes-tls/tls.crt"), at("weir-nodes-tls/tls.key"), at("weir-nodes-tls/ca.crt"), "weir-node"
-	s.AccessFile, s.GossipKeyFile, s.ClusterSecretFile = at("weir-access/access.yaml"), at("weir-cluster/gossip-keys"), at("weir-cluster/secret")
+	s.TLSCertFile, s.TLSKeyFile, s.TLSClientCAFile = at("weir-callers-tls/tls.crt"), at("weir-callers-tls/tls.key"),
+		at("weir-callers-tls/ca.crt")
+	s.PeerTLSCertFile, s.PeerTLSKeyFile, s.PeerTLSCAFile, s.PeerTLSName = at("weir-nodes-tls/tls.crt"),
+		at("weir-nodes-tls/tls.key"), at("weir-nodes-tls/ca.crt"), "weir-node"
+	s.AccessFile, s.GossipKeyFile, s.ClusterSecretFile = at("weir-access/access.yaml"), at("weir-cluster/gossip-keys"),
+		at("weir-cluster/secret")
 	return s
 }
 
@@ -79,10 +82,12 @@ func TestSecureBeyondLoopback(t *testing.T) {
 		{"no access file", func(c *Config) { c.Security = made(dir); c.Security.AccessFile, c.Security.TLSClientCAFile = "", "" }, []string{callers}},
 		{"no peer TLS", func(c *Config) {
 			c.Security = made(dir)
-			c.Security.PeerTLSCertFile, c.Security.PeerTLSKeyFile, c.Security.PeerTLSCAFile, c.Security.PeerTLSName = "", "", "", ""
+			c.Security.PeerTLSCertFile, c.Security.PeerTLSKeyFile, c.Security.PeerTLSCAFile,
+				c.Security.PeerTLSName = "", "", "", ""
 		}, []string{nodes}},
 		{"no gossip key", func(c *Config) { c.Security = made(dir); c.Security.GossipKeyFile = "" }, []string{gossip}},
-		{"no secret of the cluster", func(c *Config) { c.Security = made(dir); c.Security.ClusterSecretFile = "" }, []string{secret}},
+		{"no secret of the cluster", func(c *Config) { c.Security = made(dir); c.Security.ClusterSecretFile = "" },
+			[]string{secret}},
 		{"alone", func(c *Config) { c.GossipPort, c.PeerPort = PortOff, PortOff }, []string{callers}},
 		{"alone, without callers", func(c *Config) {
 			c.GossipPort, c.PeerPort, c.HTTPPort, c.GRPCPort = PortOff, PortOff, PortOff, PortOff
@@ -121,7 +126,8 @@ func TestStolenGossipKey(t *testing.T) {
 	cfg.Security.usePeerTLS(others.peerTLS(), "weir-node")
 	thief := mustStart(t, cfg)
 	testkit.Eventually(t, "a has asked the thief in vain", func() bool { // who therefore does not tell of it
-		return strings.Contains(metricsOf(t, nodes[0]), `weir_access_denied_total{listener="gossip",reason="unverified"}`)
+		return strings.Contains(metricsOf(t, nodes[0]),
+			`weir_access_denied_total{listener="gossip",reason="unverified"}`)
 	})
 	testkit.Eventually(t, "the thief says why it is not ready", func() bool {
 		ready, why := thief.Ready()
@@ -147,7 +153,8 @@ func TestCallersCertificateInForce(t *testing.T) {
 		end    func(t *testing.T, n *Node, skew *atomic.Int64, ca string)
 		reason string
 	}{
-		"expired": {func(_ *testing.T, _ *Node, skew *atomic.Int64, _ string) { skew.Store(int64(2 * time.Hour)) }, reload.Expired},
+		"expired": {func(_ *testing.T, _ *Node, skew *atomic.Int64, _ string) { skew.Store(int64(2 * time.Hour)) },
+			reload.Expired},
 		"authority removed": {func(t *testing.T, n *Node, _ *atomic.Int64, ca string) {
 			must.NoError(t, os.WriteFile(ca, b.PEM, 0o600))
 			n.Reload()
@@ -162,9 +169,11 @@ func TestCallersCertificateInForce(t *testing.T) {
 			pair := a.Pair(certstest.Leaf{DNS: []string{"caller.test"}, NotAfter: time.Now().Add(time.Hour)})
 			config := &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{pair}}
 
-			conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(config))))(t)
+			conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc),
+				grpc.WithTransportCredentials(credentials.NewTLS(config))))(t)
 			defer conn.Close()
-			streaming := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(config))))(t)
+			streaming := must.Value(grpc.NewClient(addrOf(n.listeners.grpc),
+				grpc.WithTransportCredentials(credentials.NewTLS(config))))(t)
 			defer streaming.Close()
 			stream := must.Value(weirv1.NewLimiterClient(streaming).CheckStream(t.Context()))(t)
 			transport := &http.Transport{TLSClientConfig: config.Clone()}
@@ -176,7 +185,8 @@ func TestCallersCertificateInForce(t *testing.T) {
 					return err
 				},
 				"stream": func() error {
-					err := stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte("k"), KeyLengths: []uint32{1}})
+					err := stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}},
+						Keys: []byte("k"), KeyLengths: []uint32{1}})
 					if err == nil {
 						_, err = stream.Recv()
 					}
@@ -285,7 +295,8 @@ func TestHashKeyIsToldToWhoMayKnow(t *testing.T) {
 		_, page := send(t, n, "GET", path, all, "")
 		seen += page
 	}
-	for _, form := range []string{secret, string(key.Bytes()), hex.EncodeToString(key.Bytes()), base64.StdEncoding.EncodeToString(key.Bytes()), fmt.Sprint(key.Bytes())} {
+	for _, form := range []string{secret, string(key.Bytes()), hex.EncodeToString(key.Bytes()),
+		base64.StdEncoding.EncodeToString(key.Bytes()), fmt.Sprint(key.Bytes())} {
 		expect.True(t, !strings.Contains(seen, form), "%q is in what the node says", form)
 	}
 }
@@ -312,11 +323,13 @@ func TestClientKnowsOwnersUnderASecret(t *testing.T) {
 	t.Parallel()
 	file := testkit.WriteFile(t, "secret", "0123456789abcdef0123456789abcdef")
 	nodes := startCluster(t, "a b", func(_ int, cfg *Config) { cfg.Security.ClusterSecretFile = file })
-	c := must.Value(client.Dial(t.Context(), nodes[0].GRPCAddr()+","+nodes[1].GRPCAddr(), client.WithTimeout(testkit.Patience)))(t)
+	c := must.Value(client.Dial(t.Context(), nodes[0].GRPCAddr()+","+nodes[1].GRPCAddr(),
+		client.WithTimeout(testkit.Patience)))(t)
 	t.Cleanup(func() { c.Close() })
 	forwarded := func() (sum float64) {
 		for _, n := range nodes {
-			for _, m := range regexp.MustCompile(`(?m)^weir_forwarded_total{answered="true"} (.*)$`).FindAllStringSubmatch(metricsOf(t, n), -1) {
+			for _, m := range regexp.MustCompile(
+				`(?m)^weir_forwarded_total{answered="true"} (.*)$`).FindAllStringSubmatch(metricsOf(t, n), -1) {
 				v := must.Value(strconv.ParseFloat(m[1], 64))(t)
 				sum += v
 			}

@@ -90,7 +90,8 @@ func (s *security) warnReadable(files ...string) {
 		if name == "" {
 			continue
 		}
-		if open, err := reload.ReadableByOthers(name); err == nil && open { // other errors are reported where the file is read
+		// other errors are reported where the file is read
+		if open, err := reload.ReadableByOthers(name); err == nil && open {
 			s.log.Warn("key file readable by other users", "file", name, "hint", "chmod o-r")
 		}
 	}

@@ -55,7 +55,8 @@ func httpsGet(t *testing.T, n *Node, a *certstest.Authority, path string, pairs 
 		ForceAttemptHTTP2: true, DisableKeepAlives: true,
 	}
 	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get("https://" + addrOf(n.listeners.http) + path)
+	resp, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get("https://" +
+		addrOf(n.listeners.http) + path)
 	if err != nil {
 		return 0, err
 	}
@@ -130,7 +131,8 @@ func TestTLS(t *testing.T) {
 	if text := book.String(); !strings.Contains(text, "plain_text_on_tls_port") || strings.Contains(text, "PRIVATE") {
 		t.Errorf("log:\n%s", text)
 	}
-	want := fmt.Sprintf(`weir_certificate_expiry_timestamp_seconds{use="callers"} %v`, float64(n.security.callers.Expiry().Unix()))
+	want := fmt.Sprintf(`weir_certificate_expiry_timestamp_seconds{use="callers"} %v`,
+		float64(n.security.callers.Expiry().Unix()))
 	page := metricsOf(t, n)
 	expect.True(t, strings.Contains(page, want), "no %s in\n%s", want, page)
 }
@@ -142,7 +144,8 @@ func TestTLSOnPlainPort(t *testing.T) {
 	var book testkit.Buffer
 	cfg.Logger = book.Logger()
 	n := mustSettle(t, cfg)
-	for name, d := range map[string]*admission.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc, "peer": n.listeners.peer} {
+	for name, d := range map[string]*admission.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc,
+		"peer": n.listeners.peer} {
 		conn, err := tls.Dial("tcp", addrOf(d), &tls.Config{InsecureSkipVerify: true})
 		if err == nil {
 			conn.Close()
@@ -150,7 +153,8 @@ func TestTLSOnPlainPort(t *testing.T) {
 		}
 		refusedAt(t, n, name, "tls_on_plain_port")
 	}
-	testkit.Eventually(t, "a line in the log", func() bool { return strings.Contains(book.String(), "reason=tls_on_plain_port") })
+	testkit.Eventually(t, "a line in the log",
+		func() bool { return strings.Contains(book.String(), "reason=tls_on_plain_port") })
 	code, _ := get(t, n, "/v1/status")
 	expect.Equal(t, code, http.StatusOK, "in plain text")
 }
@@ -180,7 +184,8 @@ func TestClientCertificates(t *testing.T) {
 	}
 	// Of another authority: sent although the server does not ask for it.
 	foreign := b.Pair(certstest.Leaf{DNS: []string{"caller.test"}})
-	config := &tls.Config{RootCAs: a.Pool(), GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &foreign, nil }}
+	config := &tls.Config{RootCAs: a.Pool(),
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &foreign, nil }}
 	err := askStatus(t, n, credentials.NewTLS(config))
 	expect.True(t, err != nil, "a certificate of another authority is accepted")
 	refusedAt(t, n, "grpc", reload.UnknownAuthority)
@@ -226,11 +231,14 @@ func TestPeerTLS(t *testing.T) {
 	}{
 		{"plain_text_on_tls_port", insecure.NewCredentials()},
 		{reload.NoCertificate, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})},
-		{reload.WrongIdentity, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{"spiffe://weir.test/other"}})}})},
-		{reload.Expired, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{peerName}, Expired: true})}})},
+		{reload.WrongIdentity, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true,
+			Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{"spiffe://weir.test/other"}})}})},
+		{reload.Expired, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true,
+			Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{peerName}, Expired: true})}})},
 	} {
 		conn := must.Value(grpc.NewClient(addrOf(nodes[0].listeners.peer), grpc.WithTransportCredentials(c.creds)))(t)
-		err := conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{}, &peerv1.InspectResponse{})
+		err := conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{},
+			&peerv1.InspectResponse{})
 		expect.Equal(t, status.Code(err), codes.Unavailable, "%s: %v", c.reason, err)
 		conn.Close()
 		refusedAt(t, nodes[0], "peer", c.reason)
@@ -263,7 +271,8 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 				default:
 				}
 				// A connection of its own each time, as callers do who come and go.
-				conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))
+				conn, err := grpc.NewClient(addrOf(n.listeners.grpc),
+					grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))
 				if err != nil {
 					t.Error(err)
 					return
@@ -291,7 +300,8 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 		for i, f := range files {
 			before := taken(t, nodes[i], "peer_certificates")
 			must.NoError(t, os.WriteFile(f.PeerTLSCAFile, content, 0o600))
-			testkit.Eventually(t, "the authorities to be taken", func() bool { return taken(t, nodes[i], "peer_certificates") != before })
+			testkit.Eventually(t, "the authorities to be taken",
+				func() bool { return taken(t, nodes[i], "peer_certificates") != before })
 		}
 	}
 	rewrite(append(append([]byte{}, a.PEM...), b.PEM...))
@@ -301,7 +311,8 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 		replace(t, b, f.tls(), certstest.Leaf{IPs: testLeaf.IPs, NotAfter: soon})
 		replace(t, b, f.peerTLS(), certstest.Leaf{URIs: []string{peerName}, NotAfter: soon})
 		testkit.Eventually(t, "the certificates to be taken", func() bool {
-			return !nodes[i].security.callers.Expiry().Equal(before) && !nodes[i].security.peers.Expiry().Equal(peersBefore)
+			return !nodes[i].security.callers.Expiry().Equal(before) &&
+				!nodes[i].security.peers.Expiry().Equal(peersBefore)
 		})
 		atLeast(5)
 	}
@@ -345,11 +356,13 @@ func TestSecurityWarning(t *testing.T) {
 		want   []string // parts of the one warning
 		not    []string
 	}{
-		{"open to all", func(*Config) {}, []string{"tls-cert-file", "access-file", "peer-tls-cert-file", "gossip-key-file"}, nil},
+		{"open to all", func(*Config) {},
+			[]string{"tls-cert-file", "access-file", "peer-tls-cert-file", "gossip-key-file"}, nil},
 		{"on loopback", func(c *Config) { c.Bind = "127.0.0.1" }, nil, []string{"beyond loopback"}},
 		{"TLS", func(c *Config) { c.Security.useTLS(filesOf(t, a, testLeaf)) },
 			[]string{"peer-tls-cert-file", "gossip-key-file"}, []string{"tls-client-ca-file"}},
-		{"no gossip", func(c *Config) { c.GossipPort, c.PeerPort = PortOff, PortOff }, []string{"access-file"}, []string{"gossip-key-file"}},
+		{"no gossip", func(c *Config) { c.GossipPort, c.PeerPort = PortOff, PortOff }, []string{"access-file"},
+			[]string{"gossip-key-file"}},
 	} {
 		var book testkit.Buffer
 		cfg := testConfig(t, "node")
@@ -420,7 +433,8 @@ func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 	var book testkit.Buffer
 	cfg := Config{Logger: book.Logger()}
 	cfg.Security.usePeerTLS(write("another"), "weir.test")
-	if s, err := openSecurity(&cfg); err == nil || !strings.HasPrefix(err.Error(), "peer-tls-cert-file, ") || !strings.Contains(err.Error(), "peer-tls-ca-file") {
+	if s, err := openSecurity(&cfg); err == nil || !strings.HasPrefix(err.Error(), "peer-tls-cert-file, ") ||
+		!strings.Contains(err.Error(), "peer-tls-ca-file") {
 		t.Errorf("%v", err)
 		if err == nil {
 			s.close()
@@ -432,7 +446,8 @@ func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 	before := s.peers.Expiry()
 	write("another")
 	// Files that do not belong together, as they may be seen on the way, are another complaint.
-	testkit.Eventually(t, "the new one to be refused", func() bool { return strings.Contains(book.String(), `\"weir.test\" is expected`) })
+	testkit.Eventually(t, "the new one to be refused",
+		func() bool { return strings.Contains(book.String(), `\"weir.test\" is expected`) })
 	expect.True(t, strings.Contains(book.String(), `msg="security file rejected" what=peer_certificates`) &&
 		s.peers.Expiry().Equal(before), "log:\n%s", book.String())
 }
@@ -466,7 +481,8 @@ func TestReplay(t *testing.T) {
 	n := mustSettle(t, cfg)
 	addr := addrOf(n.listeners.peer)
 	var sent *recorder
-	conn := must.Value(grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(n.security.peers.Client(n.security.peerRules()))),
+	conn := must.Value(grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(credentials.NewTLS(n.security.peers.Client(n.security.peerRules()))),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			raw, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 			sent = &recorder{Conn: raw}
@@ -500,7 +516,8 @@ func TestGoAways(t *testing.T) {
 	r.mu.Unlock()
 	var conns []net.Conn
 	for range 30 {
-		conn := must.Value(tls.Dial("tcp", addrOf(n.listeners.http), &tls.Config{RootCAs: a.Pool(), NextProtos: []string{"h2"}}))(t)
+		conn := must.Value(tls.Dial("tcp", addrOf(n.listeners.http),
+			&tls.Config{RootCAs: a.Pool(), NextProtos: []string{"h2"}}))(t)
 		_, err := io.WriteString(conn, http2.ClientPreface)
 		must.NoError(t, err)
 		f := http2.NewFramer(conn, conn)
@@ -530,7 +547,8 @@ func TestLongDenials(t *testing.T) {
 			conn.Close()
 		}
 		refusedAt(t, n, name, "handshake")
-		testkit.Eventually(t, "a line in the log", func() bool { return strings.Contains(book.String(), "listener="+name) })
+		testkit.Eventually(t, "a line in the log",
+			func() bool { return strings.Contains(book.String(), "listener="+name) })
 	}
 	for line := range strings.Lines(book.String()) {
 		expect.True(t, len(line) < 3*maxWhat, "a line of %d bytes: %.300s", len(line), line)
@@ -557,13 +575,15 @@ func TestUnreadAnswers(t *testing.T) {
 		_, err := io.WriteString(conn, http2.ClientPreface)
 		must.NoError(t, err)
 		f := http2.NewFramer(conn, conn)
-		must.NoError(t, errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize}), f.WriteSettingsAck()))
+		must.NoError(t, errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize}),
+			f.WriteSettingsAck()))
 		var block bytes.Buffer
 		encoder := hpack.NewEncoder(&block)
 		for i := range requests {
 			block.Reset()
 			for _, h := range [][2]string{
-				{":method", "GET"}, {":scheme", "https"}, {":path", path}, {":authority", "localhost"}, {"authorization", token},
+				{":method", "GET"}, {":scheme", "https"}, {":path", path}, {":authority", "localhost"},
+				{"authorization", token},
 			} {
 				if h[1] != "" {
 					must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
@@ -589,7 +609,8 @@ func TestUnreadAnswers(t *testing.T) {
 	refusedAt(t, n, "http", "too_many_anonymous")
 	before, _ := n.callersMemory.InUse()
 	stays := ask("/v1/status", "Bearer "+token, 50)
-	testkit.Eventually(t, "the memory of 49 requests", func() bool { // the first may not have been known to be a caller's
+	// the first may not have been known to be a caller's
+	testkit.Eventually(t, "the memory of 49 requests", func() bool {
 		taken, _ := n.callersMemory.InUse()
 		return taken >= before+49*admission.PerStream
 	})

@@ -68,12 +68,16 @@ func (n *Node) servePeers() {
 	calls := admission.NewCalls(admission.CallsConfig{
 		FirstMessage: n.limits.FirstMessageTimeout, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
 	})
-	n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.limits.peerServer(n.cfg.Memory)), n.security.grpcServer("peer"),
-		grpc.MaxRecvMsgSize(transport.MaxMessage), grpc.MaxSendMsgSize(transport.MaxMessage), grpc.WaitForHandlers(true),
-		grpc.ConnectionTimeout(handshakeTimeout), grpc.ForceServerCodecV2(transport.Codec()), experimental.BufferPool(n.peerBuffers))...)
+	n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.limits.peerServer(n.cfg.Memory)),
+		n.security.grpcServer("peer"),
+		grpc.MaxRecvMsgSize(transport.MaxMessage), grpc.MaxSendMsgSize(transport.MaxMessage),
+		grpc.WaitForHandlers(true),
+		grpc.ConnectionTimeout(handshakeTimeout), grpc.ForceServerCodecV2(transport.Codec()),
+		experimental.BufferPool(n.peerBuffers))...)
 	services := calls.Registrar(n.peerServer)
 	n.peerService = peer.NewServer(peer.ServerConfig{
-		Config: n.transport(), MaxReplies: n.cfg.Memory.Replies, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity,
+		Config: n.transport(), MaxReplies: n.cfg.Memory.Replies, Receiver: n.limiter, Inspect: n.inspect,
+		Identify: n.identity,
 		Activity: n.activity, Describe: n.describe,
 		Panicked: func(p *panics.Error) { n.panicked("peer")("handing a batch on", p) },
 	})
@@ -101,24 +105,31 @@ func (n *Node) closePeers(ctx context.Context) {
 // serveGRPC serves callers over gRPC, and returns the function that ends the server.
 func (n *Node) serveGRPC() (end func(context.Context)) {
 	callers := grpcapi.NewServer(grpcapi.ServerConfig{
-		Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter), Caller: n.security.nameOf,
-		Kept: n.callersMemory, Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Ready: n.readiness.Follow, Observe: n.metrics.Streamed,
-		WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: n.requests,
+		Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter),
+		Caller: n.security.nameOf,
+		Kept:   n.callersMemory, Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Ready: n.readiness.Follow,
+		Observe:      n.metrics.Streamed,
+		WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(),
+		Requests: n.requests,
 		Panicked: n.panicked("grpc"),
 	})
 	calls := admission.NewCalls(admission.CallsConfig{
-		Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections, FirstMessage: n.limits.FirstMessageTimeout,
-		MaxAge: n.limits.streamAge(), Ended: n.ended, Panicked: n.panicked("grpc"),
-		MaxCalls: n.cfg.Memory.MaxCalls, Memory: n.callersMemory, StreamBytes: admission.PerStream, Caller: n.security.caller,
+		Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections,
+		FirstMessage: n.limits.FirstMessageTimeout,
+		MaxAge:       n.limits.streamAge(), Ended: n.ended, Panicked: n.panicked("grpc"),
+		MaxCalls: n.cfg.Memory.MaxCalls, Memory: n.callersMemory, StreamBytes: admission.PerStream,
+		Caller: n.security.caller,
 	})
 	n.calls.Store(calls)
 	codec := wire.ServerCodec(n.buffers, n.cfg.Memory.MaxParts)
-	server := grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.limits.grpcServer(n.cfg.Memory)), n.security.grpcServer("grpc"),
+	server := grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream),
+		n.limits.grpcServer(n.cfg.Memory)), n.security.grpcServer("grpc"),
 		grpc.WaitForHandlers(true), grpc.NumStreamWorkers(streamWorkers), grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.ForceServerCodecV2(codec), experimental.BufferPool(n.buffers),
 		// Callers may ping every 10 s, as the Go client does. gRPC would end their connections, because its own least
 		// interval is 5 minutes.
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second,
+			PermitWithoutStream: true}),
 		grpc.ChainStreamInterceptor(n.endWithNode, callers.EndUnread), n.traceUnary(),
 	)...)
 	n.grpcServer = server
@@ -151,12 +162,15 @@ func (n *Node) registerGRPC(services grpc.ServiceRegistrar, callers *grpcapi.Ser
 // serveHTTP serves callers over HTTP, and returns the function that ends the server.
 func (n *Node) serveHTTP() (end func(context.Context)) {
 	api := httpapi.New(httpapi.Config{
-		Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
+		Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP,
+		HasRole: n.security.auth.HasRole, Ready: n.Ready,
 		Begin: n.security.beginHTTP,
 		Host:  hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
-		Policies: n.listPolicies, Metrics: n.metrics.Handler(), Foreign: n.foreignRoutes(), Routes: n.consoleRoutes(), Console: n.consolePath(),
+		Policies: n.listPolicies, Metrics: n.metrics.Handler(), Foreign: n.foreignRoutes(), Routes: n.consoleRoutes(),
+		Console: n.consolePath(),
 		Status:  func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
-		TopKeys: n.TopKeys, Describe: n.Describe, Overrides: n.overrides.service, NoInline: n.cfg.NoInline, Logger: n.log,
+		TopKeys: n.TopKeys, Describe: n.Describe, Overrides: n.overrides.service, NoInline: n.cfg.NoInline,
+		Logger:  n.log,
 		Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessageSize, Requests: n.requests, Buffers: n.buffers,
 	})
 	server := n.limits.httpServer(httpapi.NewServer(n.observed(api), n.log))
@@ -173,11 +187,14 @@ func (n *Node) serveHTTP() (end func(context.Context)) {
 // serveRESP serves callers over the Redis protocol, and returns the function that ends the server.
 func (n *Node) serveRESP() (end func(context.Context)) {
 	server := resp.New(resp.Config{
-		Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Current: n.security.current,
-		Tokens: n.security.access != nil, Caller: n.security.nameOf,
-		Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessageTimeout,
-		Requests: n.requests,
-		Version:  n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),
+		Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP,
+		Current: n.security.current,
+		Tokens:  n.security.access != nil, Caller: n.security.nameOf,
+		Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0),
+		CommandTimeout: n.limits.FirstMessageTimeout,
+		Requests:       n.requests,
+		Version:        n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed,
+		Panicked: n.panicked("resp"),
 		Suspicious: func(from net.Addr) {
 			n.security.denials.note("resp", "http_on_resp_port", from, "HTTP where the Redis protocol is spoken")
 		},
@@ -193,7 +210,8 @@ func (n *Node) serveRESP() (end func(context.Context)) {
 
 // endWithNode ends streams when the node stops: a caller that watches health would otherwise keep the node running
 // until the grace time is over.
-func (n *Node) endWithNode(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+func (n *Node) endWithNode(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
+	handle grpc.StreamHandler) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	defer context.AfterFunc(n.ctx, cancel)()
@@ -211,7 +229,8 @@ func (s streamUntil) Context() context.Context { return s.ctx }
 
 // served has the node fail if a server has ended without being told to.
 func (n *Node) served(what string, err error) {
-	if err != nil && n.ctx.Err() == nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+	if err != nil && n.ctx.Err() == nil && !errors.Is(err, http.ErrServerClosed) &&
+		!errors.Is(err, grpc.ErrServerStopped) {
 		n.fail(fmt.Errorf("%s server: %w", what, err))
 	}
 }

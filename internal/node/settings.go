@@ -48,7 +48,8 @@ func Settings(of any) (all []*Setting) {
 			}
 			continue
 		}
-		s := &Setting{Name: name, Help: about.Tag.Get("help"), Default: about.Tag.Get("default"), Field: field.Addr().Interface(), number: field, tag: about.Tag}
+		s := &Setting{Name: name, Help: about.Tag.Get("help"), Default: about.Tag.Get("default"),
+			Field: field.Addr().Interface(), number: field, tag: about.Tag}
 		s.text = s.Default
 		all = append(all, s)
 	}
@@ -141,7 +142,8 @@ func (s *Setting) within(n int64) bool {
 
 // mistake returns the error for an invalid value.
 func (s *Setting) mistake(value string) error {
-	what := map[string]string{"port": "a port", "int": "a number", "duration": "a time, such as 1m30s", "size": "a size, such as 64KiB", "memory": "an amount"}[s.Type()]
+	what := map[string]string{"port": "a port", "int": "a number", "duration": "a time, such as 1m30s",
+		"size": "a size, such as 64KiB", "memory": "an amount"}[s.Type()]
 	least, most, _ := strings.Cut(s.tag.Get("range"), "..")
 	switch {
 	case most != "":

@@ -40,7 +40,8 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n.openReadiness()
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	for _, open := range []func() error{
-		n.cfg.Validate, n.divideMemory, n.openSecurity, n.openPolicies, n.openEnvoy, n.openHashKey, n.openStates, n.openListeners, n.join, n.openTracer,
+		n.cfg.Validate, n.divideMemory, n.openSecurity, n.openPolicies, n.openEnvoy, n.openHashKey, n.openStates,
+		n.openListeners, n.join, n.openTracer,
 		n.openLimiter, n.openConsole, n.openMetrics, n.openKeys, n.serve, n.follow,
 	} {
 		if err := open(); err != nil {
@@ -125,7 +126,8 @@ func (n *Node) divideMemory() error {
 		cfg.MaxMemory = fitted.State
 	}
 	if len(over) > 0 {
-		n.log.Warn("memory bounds exceed the limit", "settings", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
+		n.log.Warn("memory bounds exceed the limit", "settings", over, "sum_bytes", fitted.Sum(), "limit_bytes",
+			fitted.Limit)
 	}
 	n.cfg, n.limits, n.kept = cfg, cfg.Limits.withDefaults(fitted), fairshare.New(int(fitted.Kept))
 	if n.limits.MaxConnections < 0 {
@@ -274,9 +276,11 @@ func (n *Node) openLimiter() (err error) {
 	cfg, self, states := &n.cfg, n.self(), n.states
 	n.hops = observe.NewHops()
 	n.peers = peer.NewForwarder(peer.ForwarderConfig{Config: n.transport(), Observe: n.hops.Forwarded})
-	n.messenger = replica.NewMessenger(replica.MessengerConfig{Config: n.transport(), Partitions: ring.Partitions, Receive: n.inbox.Receive})
+	n.messenger = replica.NewMessenger(replica.MessengerConfig{Config: n.transport(), Partitions: ring.Partitions,
+		Receive: n.inbox.Receive})
 	run := runner.Config{
-		Core:   ownership.Config{Self: self, Partitions: ring.Partitions, Data: states, Voters: cfg.Voters, Restore: n.restore},
+		Core: ownership.Config{Self: self, Partitions: ring.Partitions, Data: states, Voters: cfg.Voters,
+			Restore: n.restore},
 		Sender: n.messenger, Inbox: n.inbox, Now: n.clock, Boot: n.bootClock, Version: states.Version, Logger: n.log,
 	}
 	if n.disk != nil {
@@ -285,10 +289,12 @@ func (n *Node) openLimiter() (err error) {
 	n.runner = runner.New(run)
 	work := limiter.Config{
 		Self: self, Member: n.memberOf,
-		Store: states, Ownership: n.runner, Peers: n.peers, Clock: n.clock, BootClock: n.bootClock, Recorder: n.recorder, Members: n.members,
+		Store: states, Ownership: n.runner, Peers: n.peers, Clock: n.clock, BootClock: n.bootClock,
+		Recorder: n.recorder, Members: n.members,
 		Policies: n.effective(), UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline, Disk: n.disk != nil,
-		InlineMaxWindow: max(cfg.InlineMaxWindow, 0), InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
-		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
+		InlineMaxWindow: max(cfg.InlineMaxWindow, 0), InlineMaxKeys: cfg.InlineMaxKeys,
+		InlineMaxMemory: cfg.InlineMaxMemory,
+		Timeout:         cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
 		Panicked: func(p *panics.Error) { n.panicked("background")("work behind an answer", p) },
 	}
 	if n.tracer != nil {
@@ -308,7 +314,8 @@ func (n *Node) openLimiter() (err error) {
 
 // openMetrics opens the metrics, and then begins to watch the files: a change of a file is counted in the metrics.
 func (n *Node) openMetrics() error {
-	collectors := append(n.envoyCollectors(), n.security.metrics, n.hops, observe.Reading(n.readRoom), observe.Reading(n.readDisk),
+	collectors := append(n.envoyCollectors(), n.security.metrics, n.hops, observe.Reading(n.readRoom),
+		observe.Reading(n.readDisk),
 		control.OverrideMetrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator))
 	n.metrics = observe.NewMetrics(observe.MetricsConfig{
 		Limiter: n.limiter, View: n.view, Ready: n.readiness.Settled, Ownership: n.runner.Status,

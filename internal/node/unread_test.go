@@ -36,7 +36,8 @@ func askUnread(t *testing.T, at *admission.Listener, method string, m proto.Mess
 	_, err := io.WriteString(conn, http2.ClientPreface)
 	must.NoError(t, err)
 	f := http2.NewFramer(conn, nil)
-	must.NoError(t, errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize}), f.WriteSettingsAck()))
+	must.NoError(t, errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize}),
+		f.WriteSettingsAck()))
 	text := must.Value(proto.Marshal(m))(t)
 	message := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(text))), text...)
 	var block bytes.Buffer
@@ -52,7 +53,8 @@ func askUnread(t *testing.T, at *admission.Listener, method string, m proto.Mess
 			}
 		}
 		id := uint32(2*i + 1)
-		if errors.Join(f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true}),
+		if errors.Join(f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(),
+			EndHeaders: true}),
 			f.WriteData(id, true, message)) != nil {
 			break
 		}
@@ -76,7 +78,8 @@ func TestUnreadCalls(t *testing.T) {
 		unary, _ := n.calls.Load().InUse()
 		return unary == 0 && n.buffers.Used() == 0
 	})
-	stranger := askUnread(t, n.listeners.grpc, healthv1.Health_Check_FullMethodName, &healthv1.HealthCheckRequest{}, "", calls)
+	stranger := askUnread(t, n.listeners.grpc, healthv1.Health_Check_FullMethodName, &healthv1.HealthCheckRequest{}, "",
+		calls)
 	must.NoError(t, stranger.SetReadDeadline(time.Now().Add(time.Minute)))
 	_, err := io.Copy(io.Discard, stranger)
 	expect.True(t, !errors.Is(err, os.ErrDeadlineExceeded), "a stranger who reads nothing: %v", err)
@@ -95,14 +98,16 @@ func TestUnreadBetweenNodes(t *testing.T) {
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
 	for _, h := range [][2]string{
-		{":method", "POST"}, {":scheme", "http"}, {":path", peerv1.Peer_Forward_FullMethodName}, {":authority", "localhost"},
+		{":method", "POST"}, {":scheme", "http"}, {":path", peerv1.Peer_Forward_FullMethodName},
+		{":authority", "localhost"},
 		{"content-type", "application/grpc"}, {"te", "trailers"},
 	} {
 		must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
 	}
 	binary.BigEndian.PutUint32(half[1:], 1<<20)
 	const id = 2*calls + 1
-	must.NoError(t, errors.Join(f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true}),
+	must.NoError(t, errors.Join(f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(),
+		EndHeaders: true}),
 		f.WriteData(id, false, half)))
 	testkit.Eventually(t, "half a message to count", func() bool { return n.peerBuffers.Used() >= before+16<<10 })
 	must.NoError(t, conn.Close())
@@ -116,12 +121,14 @@ func TestUnreadBetweenNodes(t *testing.T) {
 // them, though the connection stays open. gRPC does not return their buffers.
 func TestForgottenMessages(t *testing.T) {
 	n, shop, _, _ := withAccess(t, nil)
-	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
+	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc),
+		grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { conn.Close() })
 	message := &weirv1.CheckStreamRequest{Keys: make([]byte, 20<<10), KeyLengths: make([]uint32, 1000)}
 	var most int64
 	for range 20 {
-		ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "authorization",
+			"Bearer "+shop), 100*time.Millisecond)
 		stream := must.Value(weirv1.NewLimiterClient(conn).CheckStream(ctx))(t)
 		for stream.Send(message) == nil {
 			most = max(most, n.buffers.Used())

@@ -22,7 +22,8 @@ func ParseVoters(list []string, name string) ([]string, error) {
 	}
 	prefix := ordinal.FindStringSubmatch(name)
 	if prefix == nil {
-		return nil, fmt.Errorf("%s: name %s does not end in an ordinal, as weir-0 does: list the voters' names", list[0], name)
+		return nil, fmt.Errorf("%s: name %s does not end in an ordinal, as weir-0 does: list the voters' names",
+			list[0], name)
 	}
 	n, err := strconv.ParseUint(count, 10, 8)
 	if err != nil || !IsVoterCount(int(n)) {

@@ -38,7 +38,8 @@ func (c *StepCounts) Add(other StepCounts) {
 
 func (c *StepCounts) since(before StepCounts) StepCounts {
 	return StepCounts{c.Allowed - before.Allowed, c.Refused - before.Refused, c.Shadowed - before.Shadowed,
-		c.FailedOpen - before.FailedOpen, c.FailedClosed - before.FailedClosed, c.Errors - before.Errors, c.Banned - before.Banned}
+		c.FailedOpen - before.FailedOpen, c.FailedClosed - before.FailedClosed, c.Errors - before.Errors,
+		c.Banned - before.Banned}
 }
 
 // Total returns the number of decisions.

@@ -52,7 +52,8 @@ func (b *buffer) lines(t *testing.T) (lines []map[string]any) {
 
 func open(t *testing.T, name string, out *buffer) *AuditLog {
 	t.Helper()
-	return must.Value(OpenAudit(AuditConfig{Name: name, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(err error) { t.Log(err) }}))(t)
+	return must.Value(OpenAudit(AuditConfig{Name: name, Stderr: out, Now: time.Now, MaxQueued: 1 << 20,
+		OnError: func(err error) { t.Log(err) }}))(t)
 }
 
 // TestLines: a line says who, what and from where, and no more than is known.
@@ -64,16 +65,21 @@ func TestLines(t *testing.T) {
 		Action: auth.ActionRefund, Listener: "http", Caller: "support", Credential: "token", From: from,
 		Target: limit.Target{Policy: "login", Key: "al\nice"}, Units: 5, Result: 3,
 	})
-	l.Record(auth.Event{Action: auth.ActionReset, Listener: "grpc", Caller: "support", Credential: "certificate", Identities: "cn:x", Target: limit.Target{Policy: strings.Repeat("p", 5000), Key: "k"}, Err: errors.New("no")})
-	l.Record(auth.Event{Action: auth.ActionDenied, Listener: "http", Credential: "none", From: from, Reason: "no_credentials", What: "authenticate"})
+	l.Record(auth.Event{Action: auth.ActionReset, Listener: "grpc", Caller: "support", Credential: "certificate",
+		Identities: "cn:x", Target: limit.Target{Policy: strings.Repeat("p", 5000), Key: "k"}, Err: errors.New("no")})
+	l.Record(auth.Event{Action: auth.ActionDenied, Listener: "http", Credential: "none", From: from,
+		Reason: "no_credentials", What: "authenticate"})
 	expect.NoError(t, l.Close())
 	l.Record(auth.Event{Action: auth.ActionReset})
 	lines := out.lines(t)
 	must.Equal(t, len(lines), 3, "%v", lines)
 	for i, want := range []map[string]any{
-		{"msg": "refund", "caller": "support", "credential": "token", "listener": "http", "from": "192.0.2.1:99", "policy": "login", "key": "al\nice", "units": 5.0, "refunded": 3.0},
-		{"msg": "reset", "caller": "support", "credential": "certificate", "identities": "cn:x", "listener": "grpc", "policy": strings.Repeat("p", maxText), "key": "k", "error": "no"},
-		{"msg": "denied", "caller": "", "credential": "none", "listener": "http", "from": "192.0.2.1:99", "reason": "no_credentials", "what": "authenticate"},
+		{"msg": "refund", "caller": "support", "credential": "token", "listener": "http", "from": "192.0.2.1:99",
+			"policy": "login", "key": "al\nice", "units": 5.0, "refunded": 3.0},
+		{"msg": "reset", "caller": "support", "credential": "certificate", "identities": "cn:x", "listener": "grpc",
+			"policy": strings.Repeat("p", maxText), "key": "k", "error": "no"},
+		{"msg": "denied", "caller": "", "credential": "none", "listener": "http", "from": "192.0.2.1:99",
+			"reason": "no_credentials", "what": "authenticate"},
 	} {
 		_, ok := lines[i]["time"]
 		expect.True(t, ok, "%v has no time", lines[i])
@@ -156,7 +162,8 @@ func (s *stuck) Write(p []byte) (int, error) {
 func TestAuditStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := &stuck{let: make(chan struct{})}
-		l := must.Value(OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 2000, OnError: func(err error) { t.Error(err) }}))(t)
+		l := must.Value(OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 2000,
+			OnError: func(err error) { t.Error(err) }}))(t)
 		before := time.Now()
 		for range 100 {
 			l.Record(auth.Event{Action: auth.ActionReset, Target: limit.Target{Policy: "login", Key: "alice"}})
@@ -185,7 +192,8 @@ func TestAuditStall(t *testing.T) {
 func TestAuditWriteErrors(t *testing.T) {
 	out := &buffer{err: errors.New("full")}
 	reported := 0
-	l := must.Value(OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(error) { reported++ }}))(t)
+	l := must.Value(OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 1 << 20,
+		OnError: func(error) { reported++ }}))(t)
 	reset := auth.Event{Action: auth.ActionReset}
 	for _, c := range []struct {
 		err  error

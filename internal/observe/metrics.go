@@ -175,7 +175,8 @@ func (m *Metrics) read(to Lines, scraper string) {
 	recalls(lent.Recalled, "asked")
 	recalls(lent.Unanswered, "unanswered")
 	m.readFiles(to)
-	to.Gauges("weir_build_info", "Always 1; the version of the binary.", "version", "goversion")(1, m.cfg.Version, runtime.Version())
+	to.Gauges("weir_build_info", "Always 1; the version of the binary.", "version", "goversion")(1, m.cfg.Version,
+		runtime.Version())
 	to.Gauge("weir_ready", "1 when the node is ready for traffic.", Truth(m.cfg.Ready()))
 	m.readMembers(to, m.cfg.View())
 	m.readOwnership(to)

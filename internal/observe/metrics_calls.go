@@ -78,7 +78,8 @@ func (m *Metrics) RESPFailed(code string) { m.calls.errors.WithLabelValues("resp
 
 // GRPC measures a unary call and counts its error, if the method is one of callers.
 func (m *Metrics) GRPC(method string, took time.Duration, err error) {
-	if !strings.HasPrefix(method, "/weir.v1.Limiter/") && !strings.HasPrefix(method, "/envoy.service.ratelimit.v3.") || method == "/weir.v1.Limiter/Status" {
+	if !strings.HasPrefix(method, "/weir.v1.Limiter/") && !strings.HasPrefix(method, "/envoy.service.ratelimit.v3.") ||
+		method == "/weir.v1.Limiter/Status" {
 		return
 	}
 	m.calls.grpc.Observe(took.Seconds())

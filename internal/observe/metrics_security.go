@@ -24,8 +24,9 @@ func NewSecurity(expiries func() map[string]time.Time) *Security {
 	s := &Security{
 		Collector: registry,
 		denied:    counters("weir_access_denied_total", "Connections and requests denied.", "listener", "reason"),
-		reloads:   counters("weir_security_reloads_total", "Changes of files that access depends on.", "file", "result"),
-		panics:    counters("weir_panics_total", "Panics of handlers and of work behind answers.", "listener"),
+		reloads: counters("weir_security_reloads_total", "Changes of files that access depends on.", "file",
+			"result"),
+		panics: counters("weir_panics_total", "Panics of handlers and of work behind answers.", "listener"),
 	}
 	registry.MustRegister(Reading(func(to Lines) {
 		expiry := to.Gauges("weir_certificate_expiry_timestamp_seconds", "When the first of them expires.", "use")

@@ -34,9 +34,11 @@ import (
 
 // TestPage compares what a scrape shows with what was done before it.
 func TestPage(t *testing.T) {
-	set := must.Value(policy.Parse("p.yaml", []byte(`policies: [{name: login, algorithm: sliding_log, limit: 4, window: 1m}]`)))(t)
+	set := must.Value(policy.Parse("p.yaml",
+		[]byte(`policies: [{name: login, algorithm: sliding_log, limit: 4, window: 1m}]`)))(t)
 	now := limiter.ProcessClock()() // at which it stays: no loan ends
-	l := limiter.New(limiter.Config{Policies: set, Store: limiter.NewStore(store.Config{MaxKeys: 10}, true), MaxInFlight: 50, Clock: func() algo.Instant { return now }})
+	l := limiter.New(limiter.Config{Policies: set, Store: limiter.NewStore(store.Config{MaxKeys: 10}, true),
+		MaxInFlight: 50, Clock: func() algo.Instant { return now }})
 	defer l.Close()
 	ask := func(target limit.Target, cost int64) {
 		t.Helper()
@@ -47,8 +49,9 @@ func TestPage(t *testing.T) {
 	ask(limit.Target{Policy: "login", Key: "a"}, 2) // refused
 	ask(limit.Target{Policy: "login", Key: "b"}, 0) // a peek counts nowhere
 	lent := []limit.Borrow{{
-		Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, Key: "lent"},
-		ID:     algo.LoanID{Borrower: 1, Number: 1}, Want: 16,
+		Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour},
+			Key: "lent"},
+		ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16,
 	}}
 	_, err := l.Lend(t.Context(), lent, make([]limit.Lent, 1))
 	must.NoError(t, err)
@@ -60,7 +63,8 @@ func TestPage(t *testing.T) {
 
 	hops := NewHops()
 	m := NewMetrics(MetricsConfig{
-		Limiter: l, View: func() *cluster.View { return nil }, Ready: func() bool { return true }, Collectors: []prometheus.Collector{hops},
+		Limiter: l, View: func() *cluster.View { return nil }, Ready: func() bool { return true },
+		Collectors: []prometheus.Collector{hops},
 		Ownership: func() (runner.Status, bool) {
 			return runner.Status{Status: ownership.Status{Held: 3, Pending: 2}}, true
 		},
@@ -146,7 +150,8 @@ func TestMembers(t *testing.T) {
 	m := NewMetrics(MetricsConfig{
 		Limiter: l, View: c.View, Ready: func() bool { return false },
 		Ownership: func() (runner.Status, bool) { return runner.Status{}, false },
-		Happened:  func() runner.Stats { return runner.Stats{} }, Files: func() []WatchedFile { return nil }, Version: "v", Logger: slog.New(slog.DiscardHandler),
+		Happened:  func() runner.Stats { return runner.Stats{} }, Files: func() []WatchedFile { return nil },
+		Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
 	wantLines(t, m.pageFor(""), `weir_envoy_mismatched_members 0
 weir_members{state="active"} 1
@@ -166,7 +171,8 @@ func wantLines(t *testing.T, c prometheus.Collector, want string) {
 	for line := range strings.Lines(want) {
 		metrics[metric(line)] = true
 	}
-	got := slices.DeleteFunc(slices.Sorted(strings.Lines(shown(t, c))), func(line string) bool { return !metrics[metric(line)] })
+	got := slices.DeleteFunc(slices.Sorted(strings.Lines(shown(t, c))),
+		func(line string) bool { return !metrics[metric(line)] })
 	expect.NoDiff(t, cmp.Diff(slices.Sorted(strings.Lines(want)), got), "-want +shown")
 }
 
@@ -190,7 +196,8 @@ func shown(t *testing.T, c prometheus.Collector) string {
 
 // TestShares: policies, the largest namespaces and callers have lines, and the rest of each one together.
 func TestShares(t *testing.T) {
-	set := must.Value(policy.Parse("p.yaml", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 4, window: 1m, max_keys: 2}]`)))(t)
+	set := must.Value(policy.Parse("p.yaml",
+		[]byte(`policies: [{name: login, algorithm: fixed_window, limit: 4, window: 1m, max_keys: 2}]`)))(t)
 	l := limiter.New(limiter.Config{Policies: set})
 	defer l.Close()
 	own := &algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Minute}
@@ -205,7 +212,8 @@ func TestShares(t *testing.T) {
 		}
 	}
 	got := make(map[string]store.Share)
-	NewMetrics(MetricsConfig{Limiter: l, Logger: slog.New(slog.DiscardHandler)}).eachShare(func(kind, name string, s store.Share) {
+	NewMetrics(MetricsConfig{Limiter: l, Logger: slog.New(slog.DiscardHandler)}).eachShare(func(kind, name string,
+		s store.Share) {
 		got[kind+" "+name] = s
 	})
 	login := got["policy login"]
@@ -252,7 +260,8 @@ weir_call_errors_total{code="NotFound",protocol="grpc"} 1
 }
 
 func TestHistory(t *testing.T) {
-	stats := map[string]*limiter.PolicyStats{"a": {Policy: "a"}, "b": {Policy: "b"}, "idle": {Policy: "idle", Allowed: 0}}
+	stats := map[string]*limiter.PolicyStats{"a": {Policy: "a"}, "b": {Policy: "b"},
+		"idle": {Policy: "idle", Allowed: 0}}
 	h := NewHistory(func() (list []limiter.PolicyStats) {
 		for _, s := range stats {
 			list = append(list, *s)
@@ -272,10 +281,12 @@ func TestHistory(t *testing.T) {
 	stats["a"].Allowed = 3
 	at(time.Second, []PolicyHistory{{"a", []StepCounts{{Allowed: 3}}}}, time.Second)
 	stats["a"].Refused, stats["b"].FailedOpen = 1, 2
-	at(HistoryStep, []PolicyHistory{{"a", []StepCounts{{}, {Allowed: 3, Refused: 1}}}, {"b", []StepCounts{{}, {FailedOpen: 2}}}}, 0)
+	at(HistoryStep, []PolicyHistory{{"a", []StepCounts{{}, {Allowed: 3, Refused: 1}}},
+		{"b", []StepCounts{{}, {FailedOpen: 2}}}}, 0)
 	stats["a"].Allowed += 5
 	// Two steps have passed, and nobody has ended the first of them.
-	at(3*HistoryStep+time.Second, []PolicyHistory{{"a", []StepCounts{{}, {Allowed: 5}, {}, {Allowed: 3, Refused: 1}}}, {"b", []StepCounts{{}, {}, {}, {FailedOpen: 2}}}}, time.Second)
+	at(3*HistoryStep+time.Second, []PolicyHistory{{"a", []StepCounts{{}, {Allowed: 5}, {}, {Allowed: 3, Refused: 1}}},
+		{"b", []StepCounts{{}, {}, {}, {FailedOpen: 2}}}}, time.Second)
 	for i := range HistorySteps {
 		h.Tick(int64(4+i) * int64(HistoryStep))
 	}

@@ -138,7 +138,8 @@ func (r *TopKeys) Tick(mono int64) {
 
 // Top returns the first n keys by each of the orders, each key once, in no order, for how long their decisions have
 // been counted. It leaves out keys for whose scope wanted returns false (nil: none). now is an instant of Tick's clock.
-func (r *TopKeys) Top(now int64, n int, wanted func(scope string) bool, orders ...weirv1.KeyOrder) (rows []*peerv1.KeyActivity, since time.Duration) {
+func (r *TopKeys) Top(now int64, n int, wanted func(scope string) bool,
+	orders ...weirv1.KeyOrder) (rows []*peerv1.KeyActivity, since time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	seen := make(map[id]bool)
@@ -185,7 +186,8 @@ func (r *TopKeys) row(k id) *peerv1.KeyActivity {
 	row.Refused, row.RefusedError = estimate(&r.refused, k)
 	row.Decisions = max(row.Decisions, row.Refused)
 	if st := r.states[k]; st != nil {
-		row.Algorithm, row.WindowNs, row.Limit, row.Used = weirv1.Algorithm(st.algorithm), int64(st.window), st.limit, st.used
+		row.Algorithm, row.WindowNs, row.Limit, row.Used = weirv1.Algorithm(st.algorithm), int64(st.window), st.limit,
+			st.used
 	}
 	return row
 }

@@ -26,7 +26,8 @@ func newRecorder(t *testing.T) *TopKeys {
 }
 
 func sample(scope, key string, weight int64, refused bool, lim, remaining int64) *limiter.Sample {
-	return &limiter.Sample{Scope: scope, Key: key, Weight: weight, Refused: refused, Algorithm: algo.SlidingLog, Window: time.Minute, Limit: lim, Remaining: remaining}
+	return &limiter.Sample{Scope: scope, Key: key, Weight: weight, Refused: refused, Algorithm: algo.SlidingLog,
+		Window: time.Minute, Limit: lim, Remaining: remaining}
 }
 
 func names(rows []*peerv1.KeyActivity) string {
@@ -53,7 +54,8 @@ func TestOrders(t *testing.T) {
 		wanted func(string) bool
 		want   string
 	}{
-		{weirv1.KeyOrder_KEY_ORDER_BUSIEST, 10, nil, "p/busy 10 0 0.40;p/refused 4 3 1.00;q/blocked 2 2 0.00;q/full 1 0 0.90;"},
+		{weirv1.KeyOrder_KEY_ORDER_BUSIEST, 10, nil,
+			"p/busy 10 0 0.40;p/refused 4 3 1.00;q/blocked 2 2 0.00;q/full 1 0 0.90;"},
 		{weirv1.KeyOrder_KEY_ORDER_BUSIEST, 1, nil, "p/busy 10 0 0.40;"},
 		{weirv1.KeyOrder_KEY_ORDER_REFUSED, 10, nil, "p/refused 4 3 1.00;q/blocked 2 2 0.00;"},
 		{weirv1.KeyOrder_KEY_ORDER_FULLEST, 2, nil, "p/refused 4 3 1.00;q/full 1 0 0.90;"},
@@ -67,8 +69,10 @@ func TestOrders(t *testing.T) {
 	}
 	row, _ := r.Top(0, 1, nil, weirv1.KeyOrder_KEY_ORDER_BUSIEST)
 	several, _ := r.Top(0, 2, nil, weirv1.KeyOrder_KEY_ORDER_BUSIEST, weirv1.KeyOrder_KEY_ORDER_FULLEST)
-	expect.Equal(t, names(several), "p/busy 10 0 0.40;p/refused 4 3 1.00;q/full 1 0 0.90;", "by two orders, each key once")
-	want := &peerv1.KeyActivity{Scope: "p", Key: "busy", Decisions: 10, Algorithm: weirv1.Algorithm(algo.SlidingLog), WindowNs: int64(time.Minute), Limit: 100, Used: 40}
+	expect.Equal(t, names(several), "p/busy 10 0 0.40;p/refused 4 3 1.00;q/full 1 0 0.90;",
+		"by two orders, each key once")
+	want := &peerv1.KeyActivity{Scope: "p", Key: "busy", Decisions: 10, Algorithm: weirv1.Algorithm(algo.SlidingLog),
+		WindowNs: int64(time.Minute), Limit: 100, Used: 40}
 	expect.NoDiff(t, cmp.Diff(want, row[0], protocmp.Transform()))
 }
 
@@ -127,13 +131,18 @@ func TestManyKeys(t *testing.T) {
 
 func TestMerge(t *testing.T) {
 	want := []*peerv1.KeyActivity{
-		{Scope: "p", Key: "k", Decisions: 102, DecisionsError: 1, Refused: 94, RefusedError: 2, Limit: 5, Used: 5}, {Scope: "p", Key: "x", Decisions: 3, Limit: 2, Used: 1},
+		{Scope: "p", Key: "k", Decisions: 102, DecisionsError: 1, Refused: 94, RefusedError: 2, Limit: 5, Used: 5},
+		{Scope: "p", Key: "x", Decisions: 3, Limit: 2, Used: 1},
 	}
 	for _, order := range [][3]int{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}} {
 		known := [][]*peerv1.KeyActivity{
-			{{Scope: "p", Key: "k", Decisions: 10, DecisionsError: 1, Refused: 4, Limit: 5, Used: 5}, {Scope: "p", Key: "x", Decisions: 3, Limit: 2, Used: 1}}, // the owner
-			{{Scope: "p", Key: "k", Decisions: 90, Refused: 90, RefusedError: 2}},                                                                              // another node
-			{{Scope: "p", Key: "k", Decisions: 2, Limit: 5, Used: 1}},                                                                                          // the owner until it moved
+			// the owner
+			{{Scope: "p", Key: "k", Decisions: 10, DecisionsError: 1, Refused: 4, Limit: 5, Used: 5},
+				{Scope: "p", Key: "x", Decisions: 3, Limit: 2, Used: 1}},
+			// another node
+			{{Scope: "p", Key: "k", Decisions: 90, Refused: 90, RefusedError: 2}},
+			// the owner until it moved
+			{{Scope: "p", Key: "k", Decisions: 2, Limit: 5, Used: 1}},
 		}
 		got := MergeRows(known[order[0]], known[order[1]], known[order[2]])
 		SortRows(got, weirv1.KeyOrder_KEY_ORDER_REFUSED)
@@ -149,7 +158,8 @@ func TestKeepsCopies(t *testing.T) {
 	s.Key = unsafeString(text)
 	r.Record(s)
 	copy(text, "xxxxx")
-	for _, by := range []weirv1.KeyOrder{weirv1.KeyOrder_KEY_ORDER_BUSIEST, weirv1.KeyOrder_KEY_ORDER_REFUSED, weirv1.KeyOrder_KEY_ORDER_FULLEST} {
+	for _, by := range []weirv1.KeyOrder{weirv1.KeyOrder_KEY_ORDER_BUSIEST, weirv1.KeyOrder_KEY_ORDER_REFUSED,
+		weirv1.KeyOrder_KEY_ORDER_FULLEST} {
 		rows, _ := r.Top(0, 1, nil, by)
 		expect.True(t, len(rows) == 1 && rows[0].Key == "alice" && rows[0].Decisions == 1, "%s: %+v", by, rows)
 	}

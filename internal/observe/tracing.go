@@ -77,7 +77,8 @@ var _ limiter.Tracer = (*Tracer)(nil)
 // Check returns what is wrong with the endpoint, the share or the rate.
 func (c *TracingConfig) Check() error {
 	u, err := url.Parse(c.Endpoint) // the error does not have its text, which may hold a password
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil {
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" ||
+		u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil {
 		return errors.New("otlp-endpoint: is not http://HOST:PORT or https://HOST:PORT of a collector")
 	}
 	return c.CheckRates()
@@ -89,7 +90,8 @@ func (c *TracingConfig) CheckRates() error {
 		return fmt.Errorf("trace-sample: %v is not a share from 0 to 1", c.Sample)
 	}
 	if !(c.CallerRate >= 0 && c.CallerRate <= maxCallerRate) {
-		return fmt.Errorf("trace-caller-rate: %v is not a number of calls a second, 0 to %d", c.CallerRate, maxCallerRate)
+		return fmt.Errorf("trace-caller-rate: %v is not a number of calls a second, 0 to %d", c.CallerRate,
+			maxCallerRate)
 	}
 	return nil
 }
@@ -110,7 +112,8 @@ func NewTracer(cfg TracingConfig) (*Tracer, error) {
 			return nil, fmt.Errorf("otlp-endpoint: %w", err)
 		}
 	}
-	about := resource.NewSchemaless(attribute.String("service.name", "weir"), attribute.String("service.instance.id", cfg.Node),
+	about := resource.NewSchemaless(attribute.String("service.name", "weir"),
+		attribute.String("service.instance.id", cfg.Node),
 		attribute.String("service.version", cfg.Version))
 	limits := sdktrace.NewSpanLimits()
 	limits.AttributeValueLengthLimit = 256
@@ -168,7 +171,8 @@ func (t *Tracer) begin(ctx context.Context, parent trace.SpanContext, name strin
 		t.calls.Add(-1)
 		return ctx, nil
 	}
-	return t.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, parent), name, trace.WithSpanKind(trace.SpanKindServer))
+	return t.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, parent), name,
+		trace.WithSpanKind(trace.SpanKindServer))
 }
 
 // end ends a span that begin has begun.
@@ -327,7 +331,8 @@ func (w *statusWriter) WriteHeader(status int) {
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // UnaryInterceptor traces the calls of callers.
-func (t *Tracer) UnaryInterceptor(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (t *Tracer) UnaryInterceptor(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handle grpc.UnaryHandler) (any, error) {
 	if !strings.HasPrefix(info.FullMethod, "/weir.v1.Limiter/") || info.FullMethod == "/weir.v1.Limiter/Status" {
 		return handle(ctx, req)
 	}

@@ -33,7 +33,8 @@ const (
 func newTracer(t *testing.T, sample float64) (*Tracer, func() tracetest.SpanStubs) {
 	t.Helper()
 	memory := tracetest.NewInMemoryExporter()
-	tracer := must.Value(NewTracer(TracingConfig{Sample: sample, CallerRate: 1000, Node: "a", Version: "v", Logger: slog.New(slog.DiscardHandler), Exporter: memory}))(t)
+	tracer := must.Value(NewTracer(TracingConfig{Sample: sample, CallerRate: 1000, Node: "a", Version: "v",
+		Logger: slog.New(slog.DiscardHandler), Exporter: memory}))(t)
 	t.Cleanup(func() { expect.NoError(t, tracer.Close(context.WithoutCancel(t.Context()))) })
 	return tracer, func() tracetest.SpanStubs {
 		t.Helper()
@@ -240,7 +241,8 @@ func (f *failing) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 // TestFailuresAreLoggedOnce: a collector that is away, or answers with a long text, does not fill the log.
 func TestFailuresAreLoggedOnce(t *testing.T) {
 	var log bytes.Buffer
-	to := &failing{InMemoryExporter: tracetest.NewInMemoryExporter(), err: errors.New("away" + strings.Repeat("x", 1<<20))}
+	to := &failing{InMemoryExporter: tracetest.NewInMemoryExporter(),
+		err: errors.New("away" + strings.Repeat("x", 1<<20))}
 	p := &patient{SpanExporter: to, log: slog.New(slog.NewTextHandler(&log, nil))}
 	for range 3 {
 		expect.NoError(t, p.ExportSpans(t.Context(), nil))
@@ -250,19 +252,22 @@ func TestFailuresAreLoggedOnce(t *testing.T) {
 		expect.NoError(t, p.ExportSpans(t.Context(), nil))
 	}
 	lines := strings.Count(log.String(), "\n")
-	expect.True(t, lines == 2 && strings.Contains(log.String(), "away") && log.Len() < 2048, "%d lines of %d bytes:\n%.2048s", lines, log.Len(), log.String())
+	expect.True(t, lines == 2 && strings.Contains(log.String(), "away") && log.Len() < 2048,
+		"%d lines of %d bytes:\n%.2048s", lines, log.Len(), log.String())
 }
 
 func TestCheck(t *testing.T) {
 	for endpoint, good := range map[string]bool{
 		"http://127.0.0.1:4317": true, "https://collector:4317": true, "http://[::1]:4317/": true,
-		"": false, "collector:4317": false, "http://collector": false, "grpc://collector:4317": false, "http://:4317": false,
+		"": false, "collector:4317": false, "http://collector": false, "grpc://collector:4317": false,
+		"http://:4317":                    false,
 		"http://collector:4317/v1/traces": false, "http://user:secret@collector:4317": false, "http://a b:1": false,
 	} {
 		cfg := TracingConfig{Endpoint: endpoint, Sample: 0.5}
 		if err := cfg.Check(); (err == nil) != good {
 			t.Errorf("%q: %v", endpoint, err)
-		} else if err != nil && (!strings.Contains(err.Error(), "otlp-endpoint") || strings.Contains(endpoint, "secret") && strings.Contains(err.Error(), "secret")) {
+		} else if err != nil && (!strings.Contains(err.Error(), "otlp-endpoint") ||
+			strings.Contains(endpoint, "secret") && strings.Contains(err.Error(), "secret")) {
 			t.Errorf("%q: %v", endpoint, err)
 		}
 	}
@@ -276,8 +281,10 @@ func TestCheck(t *testing.T) {
 // makes is read again as the same.
 func FuzzTraceparent(f *testing.F) {
 	for _, header := range []string{
-		"", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
-		"ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-ff-more",
+		"", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+		"00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+		"ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+		"01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-ff-more",
 		"00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01", "00-", "\xff",
 	} {
 		f.Add(header)
@@ -288,7 +295,8 @@ func FuzzTraceparent(f *testing.F) {
 		if !sc.IsValid() {
 			return
 		}
-		again := parentOf(t.Context(), "00-"+sc.TraceID().String()+"-"+sc.SpanID().String()+"-"+sc.TraceFlags().String())
+		again := parentOf(t.Context(),
+			"00-"+sc.TraceID().String()+"-"+sc.SpanID().String()+"-"+sc.TraceFlags().String())
 		expect.True(t, again.TraceID() == sc.TraceID() && again.SpanID() == sc.SpanID() &&
 			again.IsSampled() == sc.IsSampled(), "%q: %+v, again %+v", header, sc, again)
 	})

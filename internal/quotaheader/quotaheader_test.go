@@ -35,7 +35,8 @@ func TestRoundUp(t *testing.T) {
 }
 
 func TestQuotaFields(t *testing.T) {
-	several := limit.Decision{Policy: "api", Allowed: true, Limit: 10, Window: time.Second, Remaining: 3, ResetAfter: time.Second,
+	several := limit.Decision{Policy: "api", Allowed: true, Limit: 10, Window: time.Second, Remaining: 3,
+		ResetAfter: time.Second,
 		Limits: []limit.LimitStatus{
 			{Limit: 10, Window: time.Second, Remaining: 3, ResetAfter: time.Second},
 			{Limit: algo.Unlimited, Window: time.Minute},
@@ -52,33 +53,46 @@ func TestQuotaFields(t *testing.T) {
 		decision limit.Decision
 		want     [5]string // RateLimit-Policy, RateLimit, X-RateLimit-Limit, -Remaining, -Reset
 	}{
-		{"admitted", limit.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Window: time.Minute, Remaining: 4, ResetAfter: time.Minute}, [5]string{`"login";q=5;w=60`, `"login";r=4;t=60`, "5", "4", "60"}},
-		{"refused", limit.Decision{Policy: "login", Limit: 5, Window: time.Minute, RetryAfter: 36*time.Second + 1, ResetAfter: time.Minute}, [5]string{`"login";q=5;w=60`, `"login";r=0;t=37`, "5", "0", "37"}},
-		{"inline, nothing used", limit.Decision{Policy: "inline", Allowed: true, Limit: 100, Window: time.Minute, Remaining: 100},
+		{"admitted", limit.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Window: time.Minute,
+			Remaining: 4, ResetAfter: time.Minute}, [5]string{`"login";q=5;w=60`, `"login";r=4;t=60`, "5", "4", "60"}},
+		{"refused", limit.Decision{Policy: "login", Limit: 5, Window: time.Minute, RetryAfter: 36*time.Second + 1,
+			ResetAfter: time.Minute}, [5]string{`"login";q=5;w=60`, `"login";r=0;t=37`, "5", "0", "37"}},
+		{"inline, nothing used", limit.Decision{Policy: "inline", Allowed: true, Limit: 100, Window: time.Minute,
+			Remaining: 100},
 			[5]string{`"inline";q=100;w=60`, `"inline";r=100`, "100", "100", "0"}},
-		{"calendar", limit.Decision{Policy: "report", Allowed: true, Limit: 100, Remaining: 99, ResetAfter: 3*time.Hour + 1},
+		{"calendar", limit.Decision{Policy: "report", Allowed: true, Limit: 100, Remaining: 99,
+			ResetAfter: 3*time.Hour + 1},
 			[5]string{`"report";q=100`, `"report";r=99;t=10801`, "100", "99", "10801"}},
-		{"short window", limit.Decision{Policy: "p", Allowed: true, Limit: 3, Window: 100 * time.Millisecond, Remaining: 2, ResetAfter: 1},
+		{"short window", limit.Decision{Policy: "p", Allowed: true, Limit: 3, Window: 100 * time.Millisecond,
+			Remaining: 2, ResetAfter: 1},
 			[5]string{`"p";q=3;w=1`, `"p";r=2;t=1`, "3", "2", "1"}},
-		{"window of a second and a half", limit.Decision{Policy: "p", Allowed: true, Limit: 3, Window: 1500 * time.Millisecond, Remaining: 3},
+		{"window of a second and a half",
+			limit.Decision{Policy: "p", Allowed: true, Limit: 3, Window: 1500 * time.Millisecond, Remaining: 3},
 			[5]string{`"p";q=3;w=2`, `"p";r=3`, "3", "3", "0"}},
 		{"never", limit.Decision{Policy: "p", Limit: 3, Window: time.Second, Remaining: 3, RetryAfter: algo.Never},
 			[5]string{`"p";q=3;w=1`, `"p";r=3`, "3", "3", "0"}},
-		{"blocked", limit.Decision{Policy: "p", RetryAfter: algo.Never}, [5]string{`"p";q=0`, `"p";r=0`, "0", "0", "0"}},
-		{"unlimited", limit.Decision{Policy: "p", Allowed: true, Granted: 1, Limit: algo.Unlimited, Remaining: algo.Unlimited}, [5]string{}},
+		{"blocked", limit.Decision{Policy: "p", RetryAfter: algo.Never},
+			[5]string{`"p";q=0`, `"p";r=0`, "0", "0", "0"}},
+		{"unlimited", limit.Decision{Policy: "p", Allowed: true, Granted: 1, Limit: algo.Unlimited,
+			Remaining: algo.Unlimited}, [5]string{}},
 		{"failed open", limit.Decision{Policy: "p", Allowed: true, Limit: 5, FailedOpen: true}, [5]string{}},
 		{"failed closed", limit.Decision{Policy: "p", Limit: 5, FailedClosed: true}, [5]string{}},
-		{"largest", limit.Decision{Policy: "p", Allowed: true, Limit: algo.MaxLimit, Window: time.Second, Remaining: algo.MaxLimit - 1, ResetAfter: time.Second},
-			[5]string{`"p";q=999999999999999;w=1`, `"p";r=999999999999999;t=1`, "9007199254740992", "9007199254740991", "1"}},
-		{"several", several, [5]string{`"api";q=10;w=1, "api/3";q=1000;w=3600`, `"api";r=3;t=1, "api/3";r=900;t=3540`, "10", "3", "1"}},
-		{"several, refused", severalRefused, [5]string{`"api";q=10;w=1, "api/2";q=1000;w=3600`, `"api";r=0;t=1, "api/2";r=900`, "10", "0", "1"}},
+		{"largest", limit.Decision{Policy: "p", Allowed: true, Limit: algo.MaxLimit, Window: time.Second,
+			Remaining: algo.MaxLimit - 1, ResetAfter: time.Second},
+			[5]string{`"p";q=999999999999999;w=1`, `"p";r=999999999999999;t=1`, "9007199254740992", "9007199254740991",
+				"1"}},
+		{"several", several, [5]string{`"api";q=10;w=1, "api/3";q=1000;w=3600`, `"api";r=3;t=1, "api/3";r=900;t=3540`,
+			"10", "3", "1"}},
+		{"several, refused", severalRefused,
+			[5]string{`"api";q=10;w=1, "api/2";q=1000;w=3600`, `"api";r=0;t=1, "api/2";r=900`, "10", "0", "1"}},
 		{"a name that no policy has", limit.Decision{Policy: "a\"b\\c\r\nX: yä", Allowed: true, Limit: 1, Remaining: 1},
 			[5]string{`"a\"b\\cX: y";q=1`, `"a\"b\\cX: y";r=1`, "1", "1", "0"}},
 	} {
 		h := make(http.Header)
 		Set(h, nil, &tt.decision)
 		var got [5]string
-		for i, name := range []string{"RateLimit-Policy", "RateLimit", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"} {
+		for i, name := range []string{"RateLimit-Policy", "RateLimit", "X-RateLimit-Limit", "X-RateLimit-Remaining",
+			"X-RateLimit-Reset"} {
 			got[i] = strings.Join(h[name], "|")
 		}
 		expect.True(t, got == tt.want, "%s:\n got %q\nwant %q", tt.name, got, tt.want)

@@ -93,7 +93,8 @@ func OpenCerts(files CertFiles, cfg CertConfig) (*Certs, error) {
 		}
 	}
 	var err error
-	if s.Watcher, err = Start(names, Config[*certContent]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError}); err != nil {
+	if s.Watcher, err = Start(names,
+		Config[*certContent]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError}); err != nil {
 		return nil, fmt.Errorf("%s: %w", strings.Join(flags, ", "), err)
 	}
 	return s, nil
@@ -375,7 +376,8 @@ type verdict struct {
 
 // verify is the one place where certificates are verified. check verifies the certificate again later; it is nil if
 // there is no certificate.
-func (s *Certs) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) (check func() error, _ error) {
+func (s *Certs) verify(state tls.ConnectionState, rules Rules, from net.Addr,
+	usage x509.ExtKeyUsage) (check func() error, _ error) {
 	refused := func(err *RejectedError) *RejectedError {
 		if rules.Rejected != nil {
 			rules.Rejected(from, err)
@@ -417,7 +419,8 @@ func (s *Certs) verify(state tls.ConnectionState, rules Rules, from net.Addr, us
 }
 
 // verified returns until when chain[0] is valid, or why it is rejected.
-func verified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, name string, usage x509.ExtKeyUsage) (until time.Time, _ *RejectedError) {
+func verified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, name string,
+	usage x509.ExtKeyUsage) (until time.Time, _ *RejectedError) {
 	leaf := chain[0]
 	options := x509.VerifyOptions{
 		Roots: roots, Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage},
@@ -434,7 +437,8 @@ func verified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, na
 		return until, &RejectedError{reasonOf(err), fmt.Errorf("certificate of %s: %w", describe(leaf), err)}
 	}
 	if (name != "" || usage == x509.ExtKeyUsageServerAuth) && !slices.Contains(names(leaf), name) {
-		return until, &RejectedError{WrongIdentity, fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), name)}
+		return until, &RejectedError{WrongIdentity,
+			fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), name)}
 	}
 	for _, way := range ways {
 		first := slices.MinFunc(way, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })

@@ -59,9 +59,12 @@ func TestBoundConnections(t *testing.T) {
 	}{
 		{"nothing", func(func(time.Duration), func(...*certstest.Authority)) {}, ""},
 		{"some time", func(later func(time.Duration), _ func(...*certstest.Authority)) { later(59 * time.Minute) }, ""},
-		{"too much time", func(later func(time.Duration), _ func(...*certstest.Authority)) { later(61 * time.Minute) }, Expired},
-		{"another authority beside it", func(_ func(time.Duration), trust func(...*certstest.Authority)) { trust(a, b) }, ""},
-		{"another authority in its place", func(_ func(time.Duration), trust func(...*certstest.Authority)) { trust(b) }, UnknownAuthority},
+		{"too much time", func(later func(time.Duration), _ func(...*certstest.Authority)) { later(61 * time.Minute) },
+			Expired},
+		{"another authority beside it",
+			func(_ func(time.Duration), trust func(...*certstest.Authority)) { trust(a, b) }, ""},
+		{"another authority in its place",
+			func(_ func(time.Duration), trust func(...*certstest.Authority)) { trust(b) }, UnknownAuthority},
 		{"another, and then time", func(later func(time.Duration), trust func(...*certstest.Authority)) {
 			trust(a, b)
 			later(61 * time.Minute)
@@ -72,11 +75,13 @@ func TestBoundConnections(t *testing.T) {
 			cert, key, ca := a.Write(t.TempDir(), certstest.Leaf{DNS: []string{name}})
 			changed := make(chan struct{}, 10)
 			own, err := OpenCerts(CertFiles{cert, key, ca}, CertConfig{
-				Now: func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }, OnChange: func() { changed <- struct{}{} },
+				Now:      func() time.Time { return time.Now().Add(time.Duration(skew.Load())) },
+				OnChange: func() { changed <- struct{}{} },
 			})
 			must.NoError(t, err)
 			told := make(chan string, 10)
-			rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: name, Rejected: func(_ net.Addr, err *RejectedError) { told <- err.Reason }}
+			rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: name,
+				Rejected: func(_ net.Addr, err *RejectedError) { told <- err.Reason }}
 			other := &tls.Config{Certificates: []tls.Certificate{a.Pair(leaf)}, RootCAs: a.Pool(), ServerName: name}
 			var conn net.Conn
 			if end == "server" {

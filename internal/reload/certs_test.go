@@ -103,14 +103,18 @@ func TestPeers(t *testing.T) {
 		{"another name", func(t *testing.T) *Certs {
 			return issued(t, ours, certstest.Leaf{URIs: []string{"spiffe://example.org/other"}})
 		}, WrongIdentity},
-		{"the name as common name only", func(t *testing.T) *Certs { return issued(t, ours, certstest.Leaf{CommonName: cluster}) }, WrongIdentity},
-		{"the name as the beginning of another", func(t *testing.T) *Certs { return issued(t, ours, certstest.Leaf{URIs: []string{cluster + "/x"}}) }, WrongIdentity},
+		{"the name as common name only",
+			func(t *testing.T) *Certs { return issued(t, ours, certstest.Leaf{CommonName: cluster}) }, WrongIdentity},
+		{"the name as the beginning of another",
+			func(t *testing.T) *Certs { return issued(t, ours, certstest.Leaf{URIs: []string{cluster + "/x"}}) },
+			WrongIdentity},
 		{"another authority", crossed, UnknownAuthority},
 		{"expired", expired, Expired},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var told []string
-			rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster, Rejected: func(_ net.Addr, err *RejectedError) { told = append(told, err.Reason) }}
+			rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster,
+				Rejected: func(_ net.Addr, err *RejectedError) { told = append(told, err.Reason) }}
 			quiet := rules
 			quiet.Rejected = nil
 			node, other := issued(t, ours, member), c.make(t)
@@ -129,7 +133,8 @@ func TestPeers(t *testing.T) {
 	}
 	t.Run("a certificate for servers only", func(t *testing.T) {
 		node := issued(t, ours, member)
-		half := issued(t, ours, certstest.Leaf{URIs: []string{cluster}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+		half := issued(t, ours, certstest.Leaf{URIs: []string{cluster},
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 		rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster}
 		_, err, _ := meet(t, node.Server(rules), half.Client(rules))
 		expect.Equal(t, reason(err), BadCertificate, "as a client: %v", err)
@@ -160,12 +165,13 @@ func TestCallers(t *testing.T) {
 	plain, mutual := open(t, CertFiles{Cert: cert, Key: key}), open(t, CertFiles{cert, key, ca})
 	client := func(certs ...tls.Certificate) *tls.Config {
 		// As a caller who presents what it was not asked for.
-		return &tls.Config{RootCAs: a.Pool(), ServerName: "weir", GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			if len(certs) == 0 {
-				return new(tls.Certificate), nil
-			}
-			return &certs[0], nil
-		}}
+		return &tls.Config{RootCAs: a.Pool(), ServerName: "weir",
+			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				if len(certs) == 0 {
+					return new(tls.Certificate), nil
+				}
+				return &certs[0], nil
+			}}
 	}
 	for _, c := range []struct {
 		name   string
@@ -196,7 +202,8 @@ func TestCertsReload(t *testing.T) {
 	cert, key, ca := a.Write(dir, member)
 	changed, failed := make(chan struct{}, 10), make(chan error, 10)
 	s, err := OpenCerts(CertFiles{cert, key, ca}, CertConfig{
-		Flags: CertFiles{"cert", "key", "ca"}, OnChange: func() { changed <- struct{}{} }, OnError: func(err error) { failed <- err },
+		Flags: CertFiles{"cert", "key", "ca"}, OnChange: func() { changed <- struct{}{} },
+		OnError: func(err error) { failed <- err },
 	})
 	must.NoError(t, err)
 	defer s.Close()
@@ -227,7 +234,8 @@ func TestCertsReload(t *testing.T) {
 
 	soon := time.Now().Add(time.Hour).Truncate(time.Second)
 	b.Write(dir, certstest.Leaf{URIs: []string{cluster}, NotAfter: soon})
-	for s.Err() != nil || s.Expiry().Equal(before) { // between two files that do not belong together there may be errors
+	// between two files that do not belong together there may be errors
+	for s.Err() != nil || s.Expiry().Equal(before) {
 		select {
 		case <-changed:
 		case <-failed:
@@ -268,7 +276,9 @@ func TestOpenErrors(t *testing.T) {
 	}
 	if pem, err := os.ReadFile(ca); err != nil {
 		t.Error(err)
-	} else if _, err := Authorities(append(pem, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")...)); err == nil || !strings.Contains(err.Error(), "certificate 2") {
+	} else if _, err := Authorities(append(pem,
+		[]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")...)); err == nil ||
+		!strings.Contains(err.Error(), "certificate 2") {
 		t.Errorf("%v", err)
 	}
 }
@@ -293,10 +303,12 @@ func TestOwnName(t *testing.T) {
 			return of(dir, certstest.Leaf{URIs: []string{"weir://other"}, DNS: []string{"weir"}})
 		},
 		"incompatible key usage": func(dir string) CertFiles {
-			return of(dir, certstest.Leaf{URIs: []string{cluster}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+			return of(dir, certstest.Leaf{URIs: []string{cluster},
+				Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		},
 		"incompatible key usage ": func(dir string) CertFiles {
-			return of(dir, certstest.Leaf{URIs: []string{cluster}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+			return of(dir, certstest.Leaf{URIs: []string{cluster},
+				Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 		},
 	}
 	for want, files := range bad {
@@ -309,7 +321,8 @@ func TestOwnName(t *testing.T) {
 			strings.Contains(err.Error(), want), "%v, want %s", err, want)
 	}
 	cert, key, _ := a.Write(t.TempDir(), good)
-	if s, err := OpenCerts(CertFiles{Cert: cert, Key: key}, config()); err == nil || !strings.Contains(err.Error(), "no authority") {
+	if s, err := OpenCerts(CertFiles{Cert: cert, Key: key}, config()); err == nil ||
+		!strings.Contains(err.Error(), "no authority") {
 		s.Close()
 		t.Errorf("%v", err)
 	}
@@ -325,7 +338,8 @@ func TestOwnName(t *testing.T) {
 	for want, write := range bad {
 		want = strings.TrimSpace(want)
 		write(dir)
-		for s.Err() == nil || !strings.Contains(s.Err().Error(), want) { // between two files that do not belong together there are other errors
+		// between two files that do not belong together there are other errors
+		for s.Err() == nil || !strings.Contains(s.Err().Error(), want) {
 			<-failed
 		}
 		expect.True(t, s.Expiry().Equal(before), "%s is taken", want)

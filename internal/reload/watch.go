@@ -101,7 +101,8 @@ func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 // Open loads files. They must be valid now; while they are watched they may become invalid, be replaced, disappear and
 // come back.
 func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
-	w := &Watcher[T]{files: files, cfg: cfg, looks: make(chan look, 1), reload: fifo.NewSignal(), stop: make(chan struct{})}
+	w := &Watcher[T]{files: files, cfg: cfg, looks: make(chan look, 1), reload: fifo.NewSignal(),
+		stop: make(chan struct{})}
 	w.cfg.MaxSize, w.cfg.poll = cmp.Or(cfg.MaxSize, defaultSize), cmp.Or(cfg.poll, defaultPoll)
 	w.cfg.timeout = cmp.Or(cfg.timeout, Timeout)
 	if cfg.Read == nil {

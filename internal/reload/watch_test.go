@@ -248,12 +248,14 @@ func TestSettling(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
 	var reported []error
-	w := must.Value(Open([]string{file}, Config[int]{Parse: parse, OnError: func(err error) { reported = append(reported, err) }}))(t)
+	w := must.Value(Open([]string{file},
+		Config[int]{Parse: parse, OnError: func(err error) { reported = append(reported, err) }}))(t)
 	step := func(text string, want, wantErrors int) {
 		t.Helper()
 		write(t, file, text)
 		w.handle(w.read(), false)
-		must.True(t, w.Current() == want && len(reported) == wantErrors, "value %d, errors %d", w.Current(), len(reported))
+		must.True(t, w.Current() == want && len(reported) == wantErrors, "value %d, errors %d", w.Current(),
+			len(reported))
 	}
 	step(content(1), 1, 0)
 
@@ -412,7 +414,8 @@ func TestCloseHanging(t *testing.T) {
 	var fs hang
 	failed := make(chan error, 1)
 	w := must.Value(Open([]string{name}, Config[int]{
-		Parse: parse, Read: fs.read, poll: time.Millisecond, timeout: 100 * time.Millisecond, OnError: func(err error) { failed <- err },
+		Parse: parse, Read: fs.read, poll: time.Millisecond, timeout: 100 * time.Millisecond,
+		OnError: func(err error) { failed <- err },
 	}))(t)
 	fs.begin()
 	w.Watch()
@@ -439,7 +442,8 @@ func TestSeveral(t *testing.T) {
 	write(t, a, content(1))
 	write(t, b, content(10))
 	changes := make(chan int, 10)
-	w, err := Start([]string{a, b}, Config[int]{Parse: parse, poll: 20 * time.Millisecond, OnChange: func(n int) { changes <- n }})
+	w, err := Start([]string{a, b},
+		Config[int]{Parse: parse, poll: 20 * time.Millisecond, OnChange: func(n int) { changes <- n }})
 	must.NoError(t, err)
 	write(t, a, content(2))
 	expect.Equal(t, <-changes, 12, "a changed")

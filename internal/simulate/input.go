@@ -25,8 +25,9 @@ type Format string
 const (
 	Auto     Format = "auto"     // found out from the first line that is not empty
 	Combined Format = "combined" // an access log in the common or combined format of Apache httpd and nginx
-	CSV      Format = "csv"      // time,key,cost: seconds since 1970 or RFC 3339; cost may be missing. A head line may name columns in another order
-	JSON     Format = "json"     // one event on a line: {"time":…,"key":…,"cost":…}
+	// time,key,cost: seconds since 1970 or RFC 3339; cost may be missing. A head line may name columns in another order
+	CSV  Format = "csv"
+	JSON Format = "json" // one event on a line: {"time":…,"key":…,"cost":…}
 )
 
 // LogConfig configures a Log.
@@ -351,7 +352,8 @@ func (l *Log) fields(line []byte, e *Event) string {
 	case len(fields) <= max(l.column.time, l.column.key):
 		return "has fewer fields than time,key"
 	case len(fields) > l.column.most:
-		return fmt.Sprintf("has %d fields, expected at most %d: a key with commas must be in quotes", len(fields), l.column.most)
+		return fmt.Sprintf("has %d fields, expected at most %d: a key with commas must be in quotes", len(fields),
+			l.column.most)
 	}
 	var ok bool
 	if e.At, ok = parseTime(strings.TrimSpace(fields[l.column.time])); !ok {

@@ -48,7 +48,8 @@ func (r *Report) WriteTable(w io.Writer) error {
 	}
 	fmt.Fprintln(w)
 	if r.OutOfOrder > 0 {
-		fmt.Fprintf(w, "logged out of order, counted at the newest time before them: %s\n", humanize.Comma(r.OutOfOrder))
+		fmt.Fprintf(w, "logged out of order, counted at the newest time before them: %s\n",
+			humanize.Comma(r.OutOfOrder))
 	}
 	if r.Malformed > 0 {
 		fmt.Fprintf(w, "malformed lines, left out: %s\n", humanize.Comma(r.Malformed))
@@ -123,7 +124,8 @@ func (r *Report) WriteHTML(w io.Writer) error {
 	t, err := template.New("report").Funcs(template.FuncMap{
 		"comma": humanize.Comma, "bytes": func(n int64) string { return humanize.IBytes(uint64(n)) },
 		"percent": percent, "wait": wait, "worst": func(w Worst) string { return w.text() },
-		"css": func() template.CSS { return template.CSS(uplotCSS) }, "js": func() template.JS { return template.JS(uplotJS) },
+		"css":  func() template.CSS { return template.CSS(uplotCSS) },
+		"js":   func() template.JS { return template.JS(uplotJS) },
 		"when": func(t time.Time) string { return t.Format("2006-01-02 15:04:05.000 MST") },
 	}).Parse(reportHTML)
 	if err != nil {

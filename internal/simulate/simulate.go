@@ -162,7 +162,8 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	runs := make([]*candidate, len(cfg.Policies))
 	for i, p := range cfg.Policies {
 		if p.Concurrency {
-			return nil, fmt.Errorf("policy %q: is a concurrency limit, and traffic does not say when work ended", p.Name)
+			return nil, fmt.Errorf("policy %q: is a concurrency limit, and traffic does not say when work ended",
+				p.Name)
 		}
 		runs[i] = newCandidate(p)
 	}

@@ -85,7 +85,8 @@ func TestNodeDecidesTheSame(t *testing.T) {
 		src := list(events)
 		res := must.Value(Run(t.Context(), Config{Source: &src, Policies: set.Policies()}))(t)
 		var mono, wall atomic.Int64
-		l := limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant { return algo.Instant{Mono: mono.Load(), Wall: wall.Load()} }})
+		l := limiter.New(limiter.Config{Policies: set,
+			Clock: func() algo.Instant { return algo.Instant{Mono: mono.Load(), Wall: wall.Load()} }})
 		type counts struct{ admitted, refused, units int64 }
 		want := map[string]*counts{}
 		for _, p := range set.Policies() {
@@ -97,7 +98,8 @@ func TestNodeDecidesTheSame(t *testing.T) {
 			mono.Store(newest - events[0].At)
 			wall.Store(newest)
 			for name, c := range want {
-				got, err := l.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: name, Key: string(e.Key)}, Cost: e.Cost}})
+				got, err := l.Check(t.Context(),
+					[]limit.Check{{Target: limit.Target{Policy: name, Key: string(e.Key)}, Cost: e.Cost}})
 				must.True(t, err == nil && got[0].Err == nil, "%v %v", err, got)
 				switch {
 				case e.Cost == 0:
@@ -162,7 +164,8 @@ func TestFindings(t *testing.T) {
 		case "k2":
 			d = algo.Decision{RetryAfter: algo.Never}
 		default:
-			d, _ = k.limits.Decide(arena, k.state, algo.Instant{Mono: newest - events[0].At}, algo.Request{Cost: e.Cost}, nil)
+			d, _ = k.limits.Decide(arena, k.state, algo.Instant{Mono: newest - events[0].At},
+				algo.Request{Cost: e.Cost}, nil)
 		}
 		if d.Allowed {
 			k.admitted = append(k.admitted, admission{newest, e.Cost})
@@ -187,7 +190,8 @@ func TestFindings(t *testing.T) {
 	}
 	expect.True(t, got.Worst.Units == worst && !got.Worst.Incomplete && res.OutOfOrder == late &&
 		got.CallersTouched == touched && got.LongestWait == longest && res.Keys == len(keys),
-		"%+v, %d late, %d keys; want worst %d, late %d, touched %d, longest %v, %d keys", got, res.OutOfOrder, res.Keys, worst, late, touched, longest, len(keys))
+		"%+v, %d late, %d keys; want worst %d, late %d, touched %d, longest %v, %d keys", got, res.OutOfOrder, res.Keys,
+		worst, late, touched, longest, len(keys))
 	var inBins Bin
 	for _, b := range got.Timeline {
 		inBins.Admitted += b.Admitted
@@ -195,7 +199,8 @@ func TestFindings(t *testing.T) {
 	}
 	expect.True(t, inBins.Admitted == got.Admitted && inBins.Refused == got.Refused &&
 		len(got.Timeline) <= mostBins && time.Duration(len(got.Timeline)-1)*res.BinWidth <= res.To.Sub(res.From),
-		"timeline has %+v in %d bins of %v, want %d and %d", inBins, len(got.Timeline), res.BinWidth, got.Admitted, got.Refused)
+		"timeline has %+v in %d bins of %v, want %d and %d", inBins, len(got.Timeline), res.BinWidth, got.Admitted,
+		got.Refused)
 	for i, k := range got.MostDenied {
 		expect.True(t, k.Refused == keys[k.Key].refused && (i <= 0 || k.Refused <= got.MostDenied[i-1].Refused),
 			"%+v: %s was refused %d", got.MostDenied, k.Key, keys[k.Key].refused)
@@ -227,7 +232,8 @@ func TestSuggest(t *testing.T) {
 				src := list(events)
 				one := must.Value(Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}}))(t)
 				x := one.Candidates[0]
-				if !share.Requests && x.ShareTouched <= share.Most || share.Requests && float64(x.Refused) <= share.Most*float64(x.Admitted+x.Refused) {
+				if !share.Requests && x.ShareTouched <= share.Most ||
+					share.Requests && float64(x.Refused) <= share.Most*float64(x.Admitted+x.Refused) {
 					want = l
 				}
 			}
@@ -296,7 +302,8 @@ func TestGenerators(t *testing.T) {
 
 func report(t *testing.T) *Report {
 	t.Helper()
-	src := list{{1e9, []byte("</script><img src=x onerror=alert(1)>"), 1}, {2e9, []byte("</script><img src=x onerror=alert(1)>"), 1}, {2e9, []byte("b"), 9}}
+	src := list{{1e9, []byte("</script><img src=x onerror=alert(1)>"), 1},
+		{2e9, []byte("</script><img src=x onerror=alert(1)>"), 1}, {2e9, []byte("b"), 9}}
 	set := parse(t, "policies: [{name: one, algorithm: sliding_log, limit: 1, window: 1m}]")
 	res := must.Value(Run(t.Context(), Config{Source: &src, Policies: set.Policies(), Suggest: &Share{}}))(t)
 	return &Report{Result: res, Input: "<b>in</b>", Malformed: 1, BadLines: []BadLine{{3, "is bad", `"<i>"`}}}

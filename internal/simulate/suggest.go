@@ -70,7 +70,8 @@ func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *in
 	scaled := own
 	scaled.Limit = limit
 	if own.Capacity != 0 {
-		scaled.Capacity = int64(min(max(1, float64(own.Capacity)*float64(limit)/float64(own.Limit)), float64(algo.MaxLimit)))
+		scaled.Capacity = int64(min(max(1, float64(own.Capacity)*float64(limit)/float64(own.Limit)),
+			float64(algo.MaxLimit)))
 	}
 	if (algo.Limits{scaled}).Validate() != nil {
 		return nil
@@ -94,8 +95,9 @@ func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *in
 		}
 	}
 	return &Suggestion{
-		Limit:   limit,
-		Callers: float64(p.out.CallersTouched) / float64(len(in.names)), Requests: float64(p.out.Refused) / float64(len(in.kept)),
+		Limit:    limit,
+		Callers:  float64(p.out.CallersTouched) / float64(len(in.names)),
+		Requests: float64(p.out.Refused) / float64(len(in.kept)),
 	}
 }
 

@@ -290,7 +290,8 @@ func (d *Decoder) Boolean(f Field) (v, ok bool) {
 func (d *Decoder) Choice(f Field, words ...string) (string, bool) {
 	v, ok := d.Text(f)
 	if ok && !slices.Contains(words, v) {
-		d.Fail(f.Node, f.Path, "must be one of %s, not %s%s", strings.Join(words, ", "), Show(v), d.suggestion(v, words))
+		d.Fail(f.Node, f.Path, "must be one of %s, not %s%s", strings.Join(words, ", "), Show(v),
+			d.suggestion(v, words))
 		return "", false
 	}
 	return v, ok

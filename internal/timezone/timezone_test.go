@@ -15,7 +15,8 @@ func TestParse(t *testing.T) {
 		expect.True(t, err == nil && zone.String() == name, "%q: %v, %v", name, zone, err)
 	}
 	for _, name := range []string{
-		"", "Local", "Mars", "europe/../Berlin", "../etc/passwd", "/etc/localtime", "Europe//Berlin", "Europe/Berlin/", "localtime",
+		"", "Local", "Mars", "europe/../Berlin", "../etc/passwd", "/etc/localtime", "Europe//Berlin", "Europe/Berlin/",
+		"localtime",
 		"posixrules", "right/Europe/Berlin", "Europe\x00Berlin", "Euröpe", strings.Repeat("A", 300), "a\nb",
 	} {
 		zone, err := Parse(name)

@@ -22,7 +22,8 @@ func FuzzReader(f *testing.F) {
 		want, size := binary.Uvarint(data)
 		signed, _ := binary.Varint(data)
 		a, b, c := Of(data), Of(string(data)), Of(data)
-		if x, y := a.Uvarint(), b.Uvarint(); size > 0 && (x != want || y != want || len(a.Rest) != len(data)-size) || size <= 0 && (x != 0 || !a.Failed() || len(a.Rest) != 0) {
+		if x, y := a.Uvarint(), b.Uvarint(); size > 0 && (x != want || y != want || len(a.Rest) != len(data)-size) ||
+			size <= 0 && (x != 0 || !a.Failed() || len(a.Rest) != 0) {
 			t.Errorf("%x: %d and %d, want %d in %d bytes; %x is left", data, x, y, want, size, a.Rest)
 		}
 		x := c.Varint()

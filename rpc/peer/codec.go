@@ -23,8 +23,9 @@ import (
 type packer struct {
 	numbers *wire.Numbers
 	batch   *peerv1.Batch
-	uses    []*weirv1.StreamTarget // all targets that the batch names; Define has those that the stream has not defined before
-	checks  int                    // number of checks in the complete batch
+	// all targets that the batch names; Define has those that the stream has not defined before
+	uses   []*weirv1.StreamTarget
+	checks int // number of checks in the complete batch
 
 	target *limit.Target // of the last check
 	number uint32
@@ -62,7 +63,8 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 	wire.AddCheck(in, i, n, p.number, op.Check)
 	wire.AddTrace(in, i, op.Trace)
 	wire.Add(&in.TimeoutsMs, i, n, uint32((min(max(left, 0), maxTimeout)+time.Millisecond-1)/time.Millisecond), 0)
-	flags := flagIf(op.Always, peerv1.CheckFlag_CHECK_FLAG_ALWAYS) | flagIf(op.Spent, peerv1.CheckFlag_CHECK_FLAG_SPENT) |
+	flags := flagIf(op.Always, peerv1.CheckFlag_CHECK_FLAG_ALWAYS) | flagIf(op.Spent,
+		peerv1.CheckFlag_CHECK_FLAG_SPENT) |
 		flagIf(op.Bounded, peerv1.CheckFlag_CHECK_FLAG_BOUNDED)
 	wire.Add(&b.Flags, i, n, flags, 0)
 	wire.Add(&b.Hops, i, n, uint32(op.Hops), 1)
@@ -157,7 +159,8 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []received) ([]received, e
 		}
 	}
 	if !wire.Fits(b.Flags, n) || !wire.Fits(b.Hops, n) || !wire.Fits(b.Callers, n) {
-		return ops, malformed("flags, hops, callers", "must each have one element for each of the %d checks, one for all, or none", n)
+		return ops, malformed("flags, hops, callers",
+			"must each have one element for each of the %d checks, one for all, or none", n)
 	}
 	first := len(ops)
 	// append would clear the elements, of half a kilobyte each, a second time.
@@ -192,7 +195,8 @@ func (t *numberedTargets) readOp(b *peerv1.Batch, i int, to *received) error {
 	if trace := wire.At(in.TraceContexts, i, nil); len(trace) == limiter.TraceContext {
 		op.Trace = string(trace)
 	}
-	op.Configured = limit.Reserved(op.Namespace) // the node that the caller asked has rejected reserved namespaces in requests
+	// the node that the caller asked has rejected reserved namespaces in requests
+	op.Configured = limit.Reserved(op.Namespace)
 	if op.Policy == "" && op.Limit == nil {
 		op.Outcome.Err = t.bad[wire.At(in.Targets, i, 0)]
 	}
@@ -248,7 +252,8 @@ func outcomesOf(r *peerv1.Reply, checks, items int) *outcomes {
 	if r.Checks == nil {
 		r.Checks = new(weirv1.CheckStreamResponse)
 	}
-	if int(r.Answered) != checks || len(r.Items) != items || !wire.DecisionsFit(r.Checks, checks) || !wire.Fits(r.LeasesNs, checks) {
+	if int(r.Answered) != checks || len(r.Items) != items || !wire.DecisionsFit(r.Checks, checks) ||
+		!wire.Fits(r.LeasesNs, checks) {
 		return nil
 	}
 	return &outcomes{Reply: r, limits: r.Checks.Limits, others: r.Others, items: r.Items}

@@ -34,7 +34,8 @@ func mixed(rng *rand.Rand) *limiter.Op {
 	}
 	op := carried(rng, kind)
 	op.Limit = []*algo.Limit{
-		nil, {Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}, {Algorithm: algo.FixedWindow, Limit: -1, Period: algo.Day, Zone: time.UTC},
+		nil, {Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second},
+		{Algorithm: algo.FixedWindow, Limit: -1, Period: algo.Day, Zone: time.UTC},
 	}[rng.IntN(3)]
 	op.Policy, op.Namespace = "", []string{"", "n", limit.EnvoyNamespace + "d"}[rng.IntN(3)]
 	if op.Limit == nil {
@@ -133,7 +134,8 @@ func carryOut(rng *rand.Rand, op *limiter.Op) {
 		out.Err = limit.NewError(limit.Invalid, "f", "m")
 		return
 	case 1:
-		out.NotHolder = &ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "n", Boot: 3}, Term: ownership.Term{Epoch: 1, N: 2}}
+		out.NotHolder = &ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "n", Boot: 3},
+			Term: ownership.Term{Epoch: 1, N: 2}}
 		return
 	case 2:
 		out.Unreachable = true
@@ -147,10 +149,14 @@ func carryOut(rng *rand.Rand, op *limiter.Op) {
 		d.Policy, d.RequestID = op.PolicyName(), op.RequestID
 		for _, drop := range []func(){
 			func() { d.Allowed = false }, func() { d.Granted = op.Cost }, func() { d.Limit, d.Window = 7, 9 },
-			func() { d.RetryAfter = 0 }, func() { d.RetryAfter = algo.Never }, func() { d.ResetAfter = 0 }, func() { d.RememberFor = 0 },
-			func() { d.Delay = 0 }, func() { d.Shadow = false }, func() { d.Degraded = false }, func() { d.FailedOpen = false },
-			func() { d.FailedClosed = false }, func() { d.NearLimit = false }, func() { d.Banned = false }, func() { d.RetryAfterEstimated = false }, func() { d.Limits = nil }, func() { d.Remaining = 0 },
-			func() { d.Policy = "another" }, func() { d.RequestID = "another" }, func() { d.LeaseID = "l" }, func() { d.ReservationID = "r" },
+			func() { d.RetryAfter = 0 }, func() { d.RetryAfter = algo.Never }, func() { d.ResetAfter = 0 },
+			func() { d.RememberFor = 0 },
+			func() { d.Delay = 0 }, func() { d.Shadow = false }, func() { d.Degraded = false },
+			func() { d.FailedOpen = false },
+			func() { d.FailedClosed = false }, func() { d.NearLimit = false }, func() { d.Banned = false },
+			func() { d.RetryAfterEstimated = false }, func() { d.Limits = nil }, func() { d.Remaining = 0 },
+			func() { d.Policy = "another" }, func() { d.RequestID = "another" }, func() { d.LeaseID = "l" },
+			func() { d.ReservationID = "r" },
 		} {
 			if rng.IntN(3) == 0 {
 				drop()
@@ -284,7 +290,8 @@ func steady() (ops []*limiter.Op) {
 	for i := range 100 {
 		op := check(fmt.Sprintf("user-%08d", i*4711), 1)
 		*op.Decision = limit.Decision{
-			Policy: "p", Allowed: true, Granted: 1, Limit: 1000, Remaining: 900 + int64(i), Window: time.Minute, ResetAfter: time.Duration(i) * time.Second,
+			Policy: "p", Allowed: true, Granted: 1, Limit: 1000, Remaining: 900 + int64(i), Window: time.Minute,
+			ResetAfter: time.Duration(i) * time.Second,
 		}
 		ops = append(ops, op)
 	}
@@ -354,7 +361,8 @@ func FuzzPackedOperations(f *testing.F) {
 			if op.Kind == 0 {
 				op.Kind = limiter.OpReset // what this version does not know
 			}
-			asked = append(asked, limiter.NewOp(op.Kind, *op.Check, limiter.Extra{Quota: new(limiter.QuotaOp), Loan: new(limiter.LoanCall)}))
+			asked = append(asked, limiter.NewOp(op.Kind, *op.Check,
+				limiter.Extra{Quota: new(limiter.QuotaOp), Loan: new(limiter.LoanCall)}))
 		}
 		must.True(t, read(reply(1, w.ops), asked), "what was answered is no answer")
 	})

@@ -69,7 +69,8 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 		return
 	}
 	op.Caller = item.Caller
-	op.Configured = limit.Reserved(op.Namespace) // the node that the caller asked has rejected reserved namespaces in requests
+	// the node that the caller asked has rejected reserved namespaces in requests
+	op.Configured = limit.Reserved(op.Namespace)
 }
 
 // hops limits a number of hops from a peer to what Op.Hops can hold.
@@ -84,17 +85,21 @@ func extra(kind limiter.OpKind, item *peerv1.Item) *limiter.Extra {
 	switch kind {
 	case limiter.OpBorrow:
 		op.Loan = new(limiter.LoanCall)
-		op.Loan.Report, _ = wire.Borrow(item.Borrower, item.Loan) // the report has no target: operation reads the item's
+		// the report has no target: operation reads the item's
+		op.Loan.Report, _ = wire.Borrow(item.Borrower, item.Loan)
 		op.Loan.Forwarded = item.Borrower != 0
 		op.Loan.Report.Counted = !op.Loan.Forwarded
 	case limiter.OpRecall:
-		op.Loan = &limiter.LoanCall{Recall: limit.Recall{Number: item.Recall.GetNumber(), Granted: item.Recall.GetGranted()}}
+		op.Loan = &limiter.LoanCall{Recall: limit.Recall{Number: item.Recall.GetNumber(),
+			Granted: item.Recall.GetGranted()}}
 	case limiter.OpQuota:
 		q := item.Quota
 		op.Quota = &limiter.QuotaOp{
 			ID:     algo.LoanID{Borrower: q.GetBorrower(), Number: q.GetNumber()},
-			Totals: algo.Totals{Granted: q.GetGranted(), Spent: q.GetSpent(), Returned: q.GetReturned()}, Known: q.GetKnown(),
-			Ask: algo.Quota{Demand: q.GetDemand(), Ahead: time.Duration(q.GetAheadNs()), Share: q.GetShare(), Term: time.Duration(q.GetTermNs()), Had: q.GetHad()},
+			Totals: algo.Totals{Granted: q.GetGranted(), Spent: q.GetSpent(), Returned: q.GetReturned()},
+			Known:  q.GetKnown(),
+			Ask: algo.Quota{Demand: q.GetDemand(), Ahead: time.Duration(q.GetAheadNs()), Share: q.GetShare(),
+				Term: time.Duration(q.GetTermNs()), Had: q.GetHad()},
 		}
 	}
 	return op
@@ -113,12 +118,14 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 	case out.Unreachable:
 		// The error has no limit.Kind, so that setOutcome makes Unreachable of it, and the node that the caller asked
 		// answers by on_error.
-		return &peerv1.ItemReply{Error: &weirv1.Error{Code: int32(codes.DeadlineExceeded), Message: "the holder could not be reached from here either"}}
+		return &peerv1.ItemReply{Error: &weirv1.Error{Code: int32(codes.DeadlineExceeded),
+			Message: "the holder could not be reached from here either"}}
 	}
 	reply := &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Operation: peerv1.Operation(op.Kind)}
 	if op.Extra != nil {
 		r := &op.Reply
-		reply.ExpiresInNs, reply.Released, reply.Refunded, reply.Excess, reply.Over = int64(r.ExpiresIn), r.Released, r.Refunded, r.Excess, r.Over
+		reply.ExpiresInNs, reply.Released, reply.Refunded, reply.Excess, reply.Over = int64(r.ExpiresIn), r.Released,
+			r.Refunded, r.Excess, r.Over
 	}
 	switch op.Kind {
 	case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve, limiter.OpExtend:
@@ -131,7 +138,8 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 		}
 	case limiter.OpQuota:
 		q := &op.Quota.Lent
-		reply.QuotaLent = &peerv1.QuotaLent{Granted: q.Granted, Rate: q.Rate, Spent: q.Spent, Free: q.Free, Charged: q.Charged}
+		reply.QuotaLent = &peerv1.QuotaLent{Granted: q.Granted, Rate: q.Rate, Spent: q.Spent, Free: q.Free,
+			Charged: q.Charged}
 	}
 	return reply
 }
@@ -165,7 +173,8 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 func setResult(op *limiter.Op, r *peerv1.ItemReply) bool {
 	op.Outcome.Lease = lease(r.LeaseNs)
 	if op.Extra != nil {
-		op.Reply = limiter.Reply{ExpiresIn: time.Duration(r.ExpiresInNs), Released: r.Released, Refunded: r.Refunded, Excess: r.Excess, Over: r.Over}
+		op.Reply = limiter.Reply{ExpiresIn: time.Duration(r.ExpiresInNs), Released: r.Released, Refunded: r.Refunded,
+			Excess: r.Excess, Over: r.Over}
 	}
 	switch op.Kind {
 	case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve, limiter.OpExtend:
@@ -183,7 +192,8 @@ func setResult(op *limiter.Op, r *peerv1.ItemReply) bool {
 		}
 	case limiter.OpQuota:
 		q := r.QuotaLent
-		op.Quota.Lent = limit.QuotaLent{Granted: q.GetGranted(), Rate: q.GetRate(), Spent: q.GetSpent(), Free: q.GetFree(), Charged: q.GetCharged()}
+		op.Quota.Lent = limit.QuotaLent{Granted: q.GetGranted(), Rate: q.GetRate(), Spent: q.GetSpent(),
+			Free: q.GetFree(), Charged: q.GetCharged()}
 		return q != nil
 	}
 	return true

@@ -31,7 +31,8 @@ var kinds = []limiter.OpKind{limiter.OpAcquire, limiter.OpRenew, limiter.OpRelea
 func fill(rng *rand.Rand, v reflect.Value) {
 	switch v.Interface().(type) {
 	case *time.Location:
-		named := &weirv1.Limit{Algorithm: 1, TimeZone: []string{"Europe/Berlin", "America/New_York", "UTC"}[rng.IntN(3)]}
+		named := &weirv1.Limit{Algorithm: 1,
+			TimeZone: []string{"Europe/Berlin", "America/New_York", "UTC"}[rng.IntN(3)]}
 		target, err := wire.Target(&weirv1.Target{Limit: named})
 		if err != nil {
 			panic(err)
@@ -163,7 +164,8 @@ func TestOperationsKeepEveryField(t *testing.T) {
 					op.TTL = 0
 				}
 			}
-			if kind == limiter.OpRenew || kind == limiter.OpRelease || kind == limiter.OpReset || kind == limiter.OpQuota {
+			if kind == limiter.OpRenew || kind == limiter.OpRelease || kind == limiter.OpReset ||
+				kind == limiter.OpQuota {
 				op.Cost = 0
 			}
 			op.Left = time.Second
@@ -217,7 +219,8 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 				fill(rng, reflect.ValueOf(&out.Excess).Elem())
 				out.Over, op.Outcome.Lease = rng.IntN(2) == 0, time.Duration(rng.IntN(2))*time.Second
 			case limiter.OpQuota:
-				op.Quota.Lent = limit.QuotaLent{Granted: rng.Int64(), Rate: rng.Int64(), Spent: rng.Int64(), Free: true, Charged: true}
+				op.Quota.Lent = limit.QuotaLent{Granted: rng.Int64(), Rate: rng.Int64(), Spent: rng.Int64(), Free: true,
+					Charged: true}
 			}
 			trip(op)
 			for _, k := range []limit.Kind{limit.Invalid, limit.NotFound, limit.TooLarge, limit.Unavailable} {
@@ -226,7 +229,8 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 			r := ownership.Route{}
 			fill(rng, reflect.ValueOf(&r).Elem())
 			r.Heard, r.HeardTerm = ownership.Node{}, ownership.Term{} // a hint is what Route.Handed made of them
-			r.Standing = ownership.Elsewhere                          // a hint is always somebody else's word, and not to be waited for
+			// a hint is always somebody else's word, and not to be waited for
+			r.Standing = ownership.Elsewhere
 			failed(kind, limiter.Outcome{NotHolder: &r})
 			failed(kind, limiter.Outcome{NotHolder: &ownership.Route{Standing: ownership.Elsewhere}})
 			failed(kind, limiter.Outcome{Unreachable: true})
@@ -248,16 +252,19 @@ func TestRepliesThatDoNotFit(t *testing.T) {
 		{&peerv1.ItemReply{Error: &weirv1.Error{Code: int32(codes.Internal)}}, nil},
 		{&peerv1.ItemReply{Error: &weirv1.Error{Code: -1}}, nil},
 	}
-	decide := map[limiter.OpKind]bool{limiter.OpCheck: true, limiter.OpAcquire: true, limiter.OpReserve: true, limiter.OpExtend: true}
+	decide := map[limiter.OpKind]bool{limiter.OpCheck: true, limiter.OpAcquire: true, limiter.OpReserve: true,
+		limiter.OpExtend: true}
 	for _, kind := range append(kinds, limiter.OpBorrow, limiter.OpRecall) {
-		bare, full := &peerv1.ItemReply{Operation: peerv1.Operation(kind)}, &peerv1.ItemReply{Operation: peerv1.Operation(kind)}
+		bare, full := &peerv1.ItemReply{Operation: peerv1.Operation(kind)},
+			&peerv1.ItemReply{Operation: peerv1.Operation(kind)}
 		fits := map[limiter.OpKind]bool{kind: true}
 		switch {
 		case decide[kind]:
 			full.Decision = &weirv1.Decision{}
 		case kind == limiter.OpBorrow:
 			full.Lent = &weirv1.LoanAnswer{Number: 7}
-			replies = append(replies, reply{&peerv1.ItemReply{Operation: bare.Operation, Lent: &weirv1.LoanAnswer{Number: 8}}, nil})
+			replies = append(replies,
+				reply{&peerv1.ItemReply{Operation: bare.Operation, Lent: &weirv1.LoanAnswer{Number: 8}}, nil})
 		case kind == limiter.OpQuota:
 			full.QuotaLent = &peerv1.QuotaLent{}
 		default:
@@ -314,9 +321,12 @@ func FuzzOperation(f *testing.F) {
 func TestLoansCross(t *testing.T) {
 	noLeaks(t)
 	target := limit.Target{Policy: "p", Key: "k"}
-	report := limit.Borrow{ID: algo.LoanID{Borrower: 99, Number: 3}, Totals: algo.Totals{Granted: 9, Spent: 4, Returned: 1, Checks: 2}, Known: 3, Want: 16}
-	lent := limit.Lent{Granted: 20, Spent: 4, Term: 5, Again: 6, Limit: 7, Remaining: 8, Window: 9, ResetAfter: 10, WarnAt: 11,
-		Limits: []limit.LimitStatus{{Limit: 12, Window: 13, Remaining: 14, ResetAfter: 15}, {Limit: 16, Window: 17, Remaining: 18, ResetAfter: 19}}}
+	report := limit.Borrow{ID: algo.LoanID{Borrower: 99, Number: 3},
+		Totals: algo.Totals{Granted: 9, Spent: 4, Returned: 1, Checks: 2}, Known: 3, Want: 16}
+	lent := limit.Lent{Granted: 20, Spent: 4, Term: 5, Again: 6, Limit: 7, Remaining: 8, Window: 9, ResetAfter: 10,
+		WarnAt: 11,
+		Limits: []limit.LimitStatus{{Limit: 12, Window: 13, Remaining: 14, ResetAfter: 15},
+			{Limit: 16, Window: 17, Remaining: 18, ResetAfter: 19}}}
 	var got []limiter.LoanCall
 	var gotTarget limit.Target
 	_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
@@ -336,10 +346,14 @@ func TestLoansCross(t *testing.T) {
 	ofClient := report
 	ofClient.ID.Borrower = 77
 	ops := []*limiter.Op{
-		limiter.NewOp(limiter.OpBorrow, limit.Check{Target: target}, limiter.Extra{Loan: &limiter.LoanCall{Report: report}}),
-		limiter.NewOp(limiter.OpRecall, limit.Check{}, limiter.Extra{Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 3, Granted: 20}}}),
-		limiter.NewOp(limiter.OpRecall, limit.Check{}, limiter.Extra{Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 4, Granted: 20}}}),
-		limiter.NewOp(limiter.OpBorrow, limit.Check{Target: target}, limiter.Extra{Loan: &limiter.LoanCall{Report: ofClient, Forwarded: true}}),
+		limiter.NewOp(limiter.OpBorrow, limit.Check{Target: target},
+			limiter.Extra{Loan: &limiter.LoanCall{Report: report}}),
+		limiter.NewOp(limiter.OpRecall, limit.Check{},
+			limiter.Extra{Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 3, Granted: 20}}}),
+		limiter.NewOp(limiter.OpRecall, limit.Check{},
+			limiter.Extra{Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 4, Granted: 20}}}),
+		limiter.NewOp(limiter.OpBorrow, limit.Check{Target: target},
+			limiter.Extra{Loan: &limiter.LoanCall{Report: ofClient, Forwarded: true}}),
 	}
 	p.Forward(t.Context(), bob, ops)
 	for _, op := range ops {

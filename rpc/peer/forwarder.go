@@ -173,8 +173,10 @@ func (p *Forwarder) Client(node ownership.Node) (peerv1.PeerClient, error) {
 
 // Identify asks the process at a peer address which process it is, over a connection of its own, since the process need
 // not be a node. creds are as in ForwarderConfig. Without an answer it returns when ctx is done. Its errors are short.
-func Identify(ctx context.Context, addr string, creds credentials.TransportCredentials) (*peerv1.IdentifyResponse, error) {
-	conn, err := transport.Dial(addr, creds, 0, grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: openTimeout})
+func Identify(ctx context.Context, addr string,
+	creds credentials.TransportCredentials) (*peerv1.IdentifyResponse, error) {
+	conn, err := transport.Dial(addr, creds, 0,
+		grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: openTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("peer: %s: %w", addr, err)
 	}
@@ -240,13 +242,14 @@ type queue struct {
 	stream uint64
 	wake   fifo.Signal
 
-	mu       sync.Mutex
-	calls    fifo.Queue[*call]   // not yet part of a message; some may have been abandoned
-	sent     map[uint64]*message // messages without an answer, by sequence
-	again    []*message          // messages of a broken stream, to be repeated on the next one unless they are forgotten before
-	waiting  int                 // number of operations in calls and in the messages of sent
-	sequence uint64              // of the last message made
-	acked    uint64              // every message up to this sequence is answered or forgotten
+	mu    sync.Mutex
+	calls fifo.Queue[*call]   // not yet part of a message; some may have been abandoned
+	sent  map[uint64]*message // messages without an answer, by sequence
+	// messages of a broken stream, to be repeated on the next one unless they are forgotten before
+	again    []*message
+	waiting  int    // number of operations in calls and in the messages of sent
+	sequence uint64 // of the last message made
+	acked    uint64 // every message up to this sequence is answered or forgotten
 	closed   bool
 	numbers  wire.Numbers // of the targets that the current stream has defined
 }
@@ -332,7 +335,8 @@ func (q *queue) Pending() bool {
 }
 
 // Open implements transport.Queue.
-func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error, error) {
+func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn,
+	hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error, error) {
 	s, err := peerv1.NewPeerClient(conn).Forward(ctx)
 	if err != nil {
 		return nil, nil, err

@@ -159,7 +159,8 @@ func TestAnswerLostOnTheWay(t *testing.T) {
 // TestFirstStreamBreaks: not even one answer has come on the stream that breaks.
 func TestFirstStreamBreaks(t *testing.T) {
 	noLeaks(t)
-	server := NewServer(ServerConfig{Config: transport.Config{Self: bob, RingSettings: settings, Logger: slog.New(slog.DiscardHandler)}})
+	server := NewServer(ServerConfig{Config: transport.Config{Self: bob, RingSettings: settings,
+		Logger: slog.New(slog.DiscardHandler)}})
 	var carried, streams atomic.Int64
 	broken := make(chan struct{})
 	server.cfg.Receiver = receiver(func(ops []*limiter.Op) func(context.Context) {
@@ -290,7 +291,8 @@ func wantAbandoned(t *testing.T, l *queue) {
 		left += c.n
 	}
 	expect.True(t, l.waiting == left && len(l.sent) == 0 && l.acked == l.sequence,
-		"%d waiting, %d of them queued, %d sent, acknowledged %d of %d", l.waiting, left, len(l.sent), l.acked, l.sequence)
+		"%d waiting, %d of them queued, %d sent, acknowledged %d of %d", l.waiting, left, len(l.sent), l.acked,
+		l.sequence)
 }
 
 // TestHungPeer: one that takes connections and says nothing, and one that welcomes and then says nothing.
@@ -488,9 +490,11 @@ func TestGarbageReplies(t *testing.T) {
 			r.GetReply().Others = []*peerv1.ItemReply{{Operation: peerv1.Operation_OPERATION_RESET}}
 			return r
 		}}, false},
-		"unknown numbers": {replies{func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(0, check("k", 1)) }, func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(1<<63, check("k", 1)) }, right}, true},
-		"twice":           {replies{right, right, right}, true},
-		"another welcome": {replies{func(*peerv1.Batch) *peerv1.ForwardReply { return welcome(transport.Protocol) }, func(*peerv1.Batch) *peerv1.ForwardReply { return &peerv1.ForwardReply{} }, right}, true},
+		"unknown numbers": {replies{func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(0, check("k", 1)) },
+			func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(1<<63, check("k", 1)) }, right}, true},
+		"twice": {replies{right, right, right}, true},
+		"another welcome": {replies{func(*peerv1.Batch) *peerv1.ForwardReply { return welcome(transport.Protocol) },
+			func(*peerv1.Batch) *peerv1.ForwardReply { return &peerv1.ForwardReply{} }, right}, true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			noLeaks(t)
@@ -554,7 +558,8 @@ func callOf(wait time.Duration, ops int) *call {
 
 // TestRepeat: what is worth sending again when a stream broke, and what is not.
 func TestRepeat(t *testing.T) {
-	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1,
+		fifo.NewSignal())
 	ask := func() (*call, *message) {
 		f := callOf(time.Hour, 1)
 		must.True(t, l.add(f), "not taken")
@@ -588,7 +593,8 @@ func TestRepeat(t *testing.T) {
 // sent.
 func TestTimeLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
+		l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1,
+			fifo.NewSignal())
 		queue := func(wait time.Duration, items int) *call {
 			f := callOf(wait, items)
 			must.True(t, l.add(f), "not taken")
@@ -603,7 +609,8 @@ func TestTimeLeft(t *testing.T) {
 		expect.True(t, !l.abandon(short), "abandoned when it had landed") // as its caller does a moment later
 		l.answered(replyOf(1, check("k", 1), check("k", 1)).GetReply())
 		<-long.done
-		expect.True(t, !short.answered && long.answered && l.waiting == 0, "%+v, %+v, %d waiting", short, long, l.waiting)
+		expect.True(t, !short.answered && long.answered && l.waiting == 0, "%+v, %+v, %d waiting", short, long,
+			l.waiting)
 		queue(time.Second, 1)
 		time.Sleep(2 * time.Second)
 		m = l.take()
@@ -613,7 +620,8 @@ func TestTimeLeft(t *testing.T) {
 
 // TestAbandonedAmongOthers: a caller who has given up is not touched by the answer to a message that others wait for.
 func TestAbandonedAmongOthers(t *testing.T) {
-	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1,
+		fifo.NewSignal())
 	gone, stays := callOf(time.Hour, 2), callOf(time.Hour, 1)
 	its := gone.ops
 	must.True(t, l.add(gone) && l.add(stays), "not taken")
@@ -663,7 +671,8 @@ func TestNextStreamDefinesAnew(t *testing.T) {
 
 // TestWindow: no more messages are in flight than the receiver remembers, and the first answer lets the rest go on.
 func TestWindow(t *testing.T) {
-	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1,
+		fifo.NewSignal())
 	for range maxUnacknowledged + 1 {
 		l.add(callOf(time.Hour, 1))
 		l.take()

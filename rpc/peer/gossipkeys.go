@@ -10,7 +10,8 @@ import (
 
 // GossipKeys has a node carry out one step of a change of gossip keys, and returns the keys that the node has
 // afterwards.
-func (p *Forwarder) GossipKeys(ctx context.Context, node ownership.Node, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error) {
+func (p *Forwarder) GossipKeys(ctx context.Context, node ownership.Node,
+	req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error) {
 	_, conn, err := p.links.To(node)
 	if err != nil {
 		return nil, err

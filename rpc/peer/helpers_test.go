@@ -30,7 +30,8 @@ func noLeaks(t testing.TB) {
 // serve serves a peer service on loopback and returns its address.
 func serve(t testing.TB, register func(grpc.ServiceRegistrar)) string {
 	t.Helper()
-	return testkit.Serve(t, register, grpc.MaxRecvMsgSize(transport.MaxMessage), grpc.MaxSendMsgSize(transport.MaxMessage), grpc.ForceServerCodecV2(wire.Codec()))
+	return testkit.Serve(t, register, grpc.MaxRecvMsgSize(transport.MaxMessage),
+		grpc.MaxSendMsgSize(transport.MaxMessage), grpc.ForceServerCodecV2(wire.Codec()))
 }
 
 // receiver is a Receiver in a function.
@@ -57,7 +58,8 @@ const settings = 0xabc
 func servePeer(t testing.TB, self ownership.Node, r Receiver) (*Server, string) {
 	t.Helper()
 	s := NewServer(ServerConfig{
-		Config: transport.Config{Self: self, RingSettings: settings, Logger: slog.New(slog.DiscardHandler)}, Receiver: r,
+		Config:   transport.Config{Self: self, RingSettings: settings, Logger: slog.New(slog.DiscardHandler)},
+		Receiver: r,
 		Identify: func() *peerv1.IdentifyResponse { return &peerv1.IdentifyResponse{Name: self.Name, Boot: self.Boot} },
 		Inspect:  func() *peerv1.InspectResponse { return &peerv1.InspectResponse{Version: self.Name} },
 	})
@@ -193,7 +195,8 @@ func rawStream(t testing.TB, addr string, hello *peerv1.Hello) peerv1.Peer_Forwa
 }
 
 func hello() *peerv1.Hello {
-	return &peerv1.Hello{Protocol: transport.Protocol, FromName: alice.Name, FromBoot: alice.Boot, Stream: 1, ToName: bob.Name, ToBoot: bob.Boot, RingSettings: settings}
+	return &peerv1.Hello{Protocol: transport.Protocol, FromName: alice.Name, FromBoot: alice.Boot, Stream: 1,
+		ToName: bob.Name, ToBoot: bob.Boot, RingSettings: settings}
 }
 
 func batch(seq, acked uint64, ops ...*limiter.Op) *peerv1.ForwardRequest {

@@ -8,7 +8,8 @@ import (
 )
 
 // Notify tells a node that the overrides of the member in req have changed.
-func (p *Forwarder) Notify(ctx context.Context, node ownership.Node, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
+func (p *Forwarder) Notify(ctx context.Context, node ownership.Node,
+	req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
 	_, conn, err := p.links.To(node)
 	if err != nil {
 		return nil, err
@@ -17,7 +18,8 @@ func (p *Forwarder) Notify(ctx context.Context, node ownership.Node, req *peerv1
 }
 
 // Pull asks a node for its overrides. The answer has none when they have the digest in req.
-func (p *Forwarder) Pull(ctx context.Context, node ownership.Node, req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error) {
+func (p *Forwarder) Pull(ctx context.Context, node ownership.Node,
+	req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error) {
 	_, conn, err := p.links.To(node)
 	if err != nil {
 		return nil, err

@@ -109,9 +109,10 @@ type sessionKey struct {
 // session is one sender's sequence space. It outlives its stream: a sender that repeats a batch after its connection
 // broke gets the same reply, and the batch is not carried out a second time.
 type session struct {
-	mu      sync.Mutex // never held while a reply is written: a sender that does not read must not delay other streams
-	open    int        // streams of the session; more than one while the server has not noticed that an old one is broken
-	left    time.Time  // when the last stream ended
+	mu sync.Mutex // never held while a reply is written: a sender that does not read must not delay other streams
+	// streams of the session; more than one while the server has not noticed that an old one is broken
+	open    int
+	left    time.Time // when the last stream ended
 	answers map[uint64]*answer
 	replies int64         // size of the replies in answers, about
 	all     *atomic.Int64 // Server.replies
@@ -180,7 +181,8 @@ func (s *Server) Forward(stream peerv1.Peer_ForwardServer) error {
 
 // serve carries out batches of the process with the boot number from until the stream ends. It returns an error when
 // the sender broke a rule.
-func (s *Server) serve(stream peerv1.Peer_ForwardServer, from uint64, sess *session, out *outlet, handed *sync.WaitGroup) error {
+func (s *Server) serve(stream peerv1.Peer_ForwardServer, from uint64, sess *session, out *outlet,
+	handed *sync.WaitGroup) error {
 	var in peerv1.ForwardRequest
 	var names numberedTargets
 	for {
@@ -220,7 +222,8 @@ func (s *Server) serve(stream peerv1.Peer_ForwardServer, from uint64, sess *sess
 // reusable says whether a batch that has been read may go back to the pool: its lists are small and common ones.
 func reusable(b *peerv1.Batch) bool {
 	in := b.Checks
-	return in != nil && len(in.Define) == 0 && wire.Small(in) && len(in.RequestIds) == 0 && len(b.Callers) <= 1 && len(b.Items) == 0
+	return in != nil && len(in.Define) == 0 && wire.Small(in) && len(in.RequestIds) == 0 && len(b.Callers) <= 1 &&
+		len(b.Items) == 0
 }
 
 // work is a batch that is being carried out.
@@ -317,14 +320,17 @@ func (s *Server) leave(sess *session) {
 
 // begin says whether a batch is to be carried out (fresh). If the batch was answered before, known is its reply. If it
 // is being carried out, both are zero: finish writes the reply to out.
-func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time) (fresh bool, known *peerv1.Reply, err error) {
+func (s *session) begin(b *peerv1.Batch, out *outlet, most int64,
+	now time.Time) (fresh bool, known *peerv1.Reply, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch floor := max(s.floor, b.Acknowledged); {
 	case b.Sequence <= floor:
-		return false, nil, status.Errorf(codes.InvalidArgument, "sequence: %d is not above the acknowledged %d", b.Sequence, floor)
+		return false, nil, status.Errorf(codes.InvalidArgument, "sequence: %d is not above the acknowledged %d",
+			b.Sequence, floor)
 	case b.Sequence-floor > maxUnacknowledged:
-		return false, nil, status.Errorf(codes.ResourceExhausted, "sequence: %d batches are unacknowledged", b.Sequence-floor)
+		return false, nil, status.Errorf(codes.ResourceExhausted, "sequence: %d batches are unacknowledged",
+			b.Sequence-floor)
 	}
 	s.acknowledgeLocked(b.Acknowledged)
 	if a, ok := s.answers[b.Sequence]; ok {
@@ -335,7 +341,8 @@ func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time)
 	if full() {
 		s.forgetLocked(func(a *answer) bool { return a.reply != nil && now.Sub(a.at) > rememberFor })
 		if full() {
-			return false, nil, status.Errorf(codes.ResourceExhausted, "sequence: unacknowledged replies take %d bytes", s.all.Load())
+			return false, nil, status.Errorf(codes.ResourceExhausted, "sequence: unacknowledged replies take %d bytes",
+				s.all.Load())
 		}
 	}
 	s.answers[b.Sequence] = &answer{to: out}

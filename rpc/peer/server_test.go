@@ -30,14 +30,16 @@ func TestHello(t *testing.T) {
 		code  codes.Code
 		field string
 	}{
-		"nothing":        {&peerv1.ForwardRequest{}, codes.InvalidArgument, "hello: "},
-		"a batch":        {batch(1, 0, check("k", 1)), codes.InvalidArgument, "hello: "},
-		"protocol":       {helloWith(func(h *peerv1.Hello) { h.Protocol++ }), codes.FailedPrecondition, "protocol: "},
-		"no protocol":    {helloWith(func(h *peerv1.Hello) { h.Protocol = 0 }), codes.FailedPrecondition, "protocol: "},
-		"name":           {helloWith(func(h *peerv1.Hello) { h.ToName = "carol" }), codes.FailedPrecondition, "to: "},
-		"boot":           {helloWith(func(h *peerv1.Hello) { h.ToBoot++ }), codes.FailedPrecondition, "to: "},
-		"ring settings":  {helloWith(func(h *peerv1.Hello) { h.RingSettings++ }), codes.FailedPrecondition, "ring_settings: "},
-		"an empty hello": {&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: &peerv1.Hello{}}}, codes.FailedPrecondition, "protocol: "},
+		"nothing":     {&peerv1.ForwardRequest{}, codes.InvalidArgument, "hello: "},
+		"a batch":     {batch(1, 0, check("k", 1)), codes.InvalidArgument, "hello: "},
+		"protocol":    {helloWith(func(h *peerv1.Hello) { h.Protocol++ }), codes.FailedPrecondition, "protocol: "},
+		"no protocol": {helloWith(func(h *peerv1.Hello) { h.Protocol = 0 }), codes.FailedPrecondition, "protocol: "},
+		"name":        {helloWith(func(h *peerv1.Hello) { h.ToName = "carol" }), codes.FailedPrecondition, "to: "},
+		"boot":        {helloWith(func(h *peerv1.Hello) { h.ToBoot++ }), codes.FailedPrecondition, "to: "},
+		"ring settings": {helloWith(func(h *peerv1.Hello) { h.RingSettings++ }), codes.FailedPrecondition,
+			"ring_settings: "},
+		"an empty hello": {&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: &peerv1.Hello{}}},
+			codes.FailedPrecondition, "protocol: "},
 	} {
 		s := rawStream(t, addr, nil)
 		sendTo(t, s, test.first)
@@ -70,14 +72,19 @@ func TestGarbageBatches(t *testing.T) {
 		"cut short": {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) {
 			b.Checks.Keys = nil
 		})}, 0, codes.InvalidArgument},
-		"not defined":             {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) { b.Checks.Define = nil })}, 0, codes.InvalidArgument},
-		"number too large":        {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) { b.Checks.Define[0].Number = wire.MaxTargets })}, 0, codes.InvalidArgument},
-		"another hello":           {[]*peerv1.ForwardRequest{batch(1, 0, check("k", 1)), helloWith(func(*peerv1.Hello) {})}, 1, codes.InvalidArgument},
-		"nothing":                 {[]*peerv1.ForwardRequest{batch(1, 0, check("k", 1)), {}}, 1, codes.InvalidArgument},
-		"below the acknowledged":  {[]*peerv1.ForwardRequest{batch(5, 4, check("k", 1)), batch(4, 0, check("k", 1))}, 1, codes.InvalidArgument},
-		"acknowledged far ahead":  {[]*peerv1.ForwardRequest{batch(1, 1<<63, check("k", 1))}, 0, codes.InvalidArgument},
-		"acknowledged itself":     {[]*peerv1.ForwardRequest{batch(1, 1, check("k", 1))}, 0, codes.InvalidArgument},
-		"acknowledged going back": {[]*peerv1.ForwardRequest{batch(9, 8, check("k", 1)), batch(10, 2, check("k", 1)), batch(8, 0, check("k", 1))}, 2, codes.InvalidArgument},
+		"not defined": {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) { b.Checks.Define = nil })},
+			0, codes.InvalidArgument},
+		"number too large": {[]*peerv1.ForwardRequest{broken(
+			func(b *peerv1.Batch) { b.Checks.Define[0].Number = wire.MaxTargets })}, 0, codes.InvalidArgument},
+		"another hello": {[]*peerv1.ForwardRequest{batch(1, 0, check("k", 1)),
+			helloWith(func(*peerv1.Hello) {})}, 1, codes.InvalidArgument},
+		"nothing": {[]*peerv1.ForwardRequest{batch(1, 0, check("k", 1)), {}}, 1, codes.InvalidArgument},
+		"below the acknowledged": {[]*peerv1.ForwardRequest{batch(5, 4, check("k", 1)), batch(4, 0, check("k", 1))}, 1,
+			codes.InvalidArgument},
+		"acknowledged far ahead": {[]*peerv1.ForwardRequest{batch(1, 1<<63, check("k", 1))}, 0, codes.InvalidArgument},
+		"acknowledged itself":    {[]*peerv1.ForwardRequest{batch(1, 1, check("k", 1))}, 0, codes.InvalidArgument},
+		"acknowledged going back": {[]*peerv1.ForwardRequest{batch(9, 8, check("k", 1)), batch(10, 2, check("k", 1)),
+			batch(8, 0, check("k", 1))}, 2, codes.InvalidArgument},
 	} {
 		t.Run(what, func(t *testing.T) {
 			noLeaks(t)
@@ -106,7 +113,8 @@ func TestGarbageBatches(t *testing.T) {
 		_, addr := servePeer(t, bob, receiver(admit))
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		s := must.Value(testkit.Dial(t, addr).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/weir.peer.v1.Peer/Forward", grpc.ForceCodec(testkit.RawCodec{})))(t)
+		s := must.Value(testkit.Dial(t, addr).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
+			"/weir.peer.v1.Peer/Forward", grpc.ForceCodec(testkit.RawCodec{})))(t)
 		garbage, out := []byte{0xff, 0xff}, []byte(nil)
 		must.NoError(t, s.SendMsg(&garbage))
 		err := s.RecvMsg(&out)
@@ -117,7 +125,8 @@ func TestGarbageBatches(t *testing.T) {
 		_, addr := servePeer(t, bob, localLimiter(t))
 		s := rawStream(t, addr, hello())
 		m := batch(1, 0)
-		m.GetBatch().Items = []*peerv1.Item{{}, protoItem(check("", 1), 0), {TimeoutNs: 1 << 63, Hops: 1 << 31, Operation: peerv1.Operation_OPERATION_RESET}}
+		m.GetBatch().Items = []*peerv1.Item{{}, protoItem(check("", 1), 0),
+			{TimeoutNs: 1 << 63, Hops: 1 << 31, Operation: peerv1.Operation_OPERATION_RESET}}
 		sendTo(t, s, m)
 		resets := make([]*limiter.Op, 3)
 		for i := range resets {
@@ -320,7 +329,8 @@ func TestUnacknowledged(t *testing.T) {
 	_, err := begin(maxUnacknowledged+1, 0)
 	expect.Equal(t, status.Code(err), codes.ResourceExhausted, "%v", err)
 	// Acknowledged one by one, or by a leap.
-	if fresh, err := begin(maxUnacknowledged+1, 1); !fresh || err != nil || len(s.answers) != maxUnacknowledged || s.floor != 1 {
+	if fresh, err := begin(maxUnacknowledged+1, 1); !fresh || err != nil || len(s.answers) != maxUnacknowledged ||
+		s.floor != 1 {
 		t.Error(fresh, err, len(s.answers), s.floor)
 	}
 	if fresh, err := begin(1<<62, 1<<62-1); !fresh || err != nil || len(s.answers) != 1 || s.floor != 1<<62-1 {
@@ -333,7 +343,8 @@ func TestUnacknowledged(t *testing.T) {
 func TestRememberedRepliesAreBounded(t *testing.T) {
 	var all atomic.Int64
 	now := time.Now()
-	a, b := &session{answers: make(map[uint64]*answer), all: &all}, &session{answers: make(map[uint64]*answer), all: &all}
+	a, b := &session{answers: make(map[uint64]*answer), all: &all},
+		&session{answers: make(map[uint64]*answer), all: &all}
 	reply := func(seq uint64) *peerv1.Reply { return &peerv1.Reply{Sequence: seq, LeasesNs: make([]uint64, 1000)} }
 	most := 2 * replySize(reply(0))
 	batch := func(s *session, seq, acked uint64) error {

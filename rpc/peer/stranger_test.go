@@ -51,13 +51,15 @@ func TestIdentifyOfStrangers(t *testing.T) {
 func TestLongHellos(t *testing.T) {
 	much := strings.Repeat("x", 1<<20)
 	for what, hello := range map[string]*peerv1.Hello{
-		"from": {Protocol: transport.Protocol, FromName: much, ToName: bob.Name, ToBoot: bob.Boot, RingSettings: settings},
-		"to":   {Protocol: transport.Protocol, FromName: "a", ToName: much, RingSettings: settings},
+		"from": {Protocol: transport.Protocol, FromName: much, ToName: bob.Name, ToBoot: bob.Boot,
+			RingSettings: settings},
+		"to": {Protocol: transport.Protocol, FromName: "a", ToName: much, RingSettings: settings},
 	} {
 		var log bytes.Buffer
 		cfg := transport.Config{Self: bob, RingSettings: settings, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 		_, err := cfg.Accept(hello)
 		must.True(t, err != nil, "%s: accepted", what)
-		expect.True(t, len(err.Error()) < 300 && log.Len() < 600, "%s: an error of %d bytes, a line of %d", what, len(err.Error()), log.Len())
+		expect.True(t, len(err.Error()) < 300 && log.Len() < 600, "%s: an error of %d bytes, a line of %d", what,
+			len(err.Error()), log.Len())
 	}
 }

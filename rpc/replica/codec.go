@@ -143,7 +143,8 @@ func (c *coder) message(m ownership.Message) {
 	case *ownership.Records:
 		c.numbers(&m.ID, &m.Epoch)
 		c.flags(&m.Read, &m.Fresh)
-		list(c, "records", &m.Records, 2*c.partitions, (*coder).record) // two of a partition when one has replaced another
+		// two of a partition when one has replaced another
+		list(c, "records", &m.Records, 2*c.partitions, (*coder).record)
 	}
 }
 

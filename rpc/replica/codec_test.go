@@ -139,34 +139,40 @@ func TestWeightIsEnough(t *testing.T) {
 	const most = math.MaxInt32
 	chunk := make([]byte, 1<<20)
 	high2 := ownership.Term{Epoch: math.MaxUint64, N: math.MaxUint64 - 1}
-	entry := ownership.Entry{Partition: most, Term: high, Attachment: math.MaxUint64, Begin: true, Complete: true, More: true, Chunk: make([]byte, 500)}
+	entry := ownership.Entry{Partition: most, Term: high, Attachment: math.MaxUint64, Begin: true, Complete: true,
+		More: true, Chunk: make([]byte, 500)}
 	other := entry
 	other.Term = high2
 	record := ownership.Record{Partition: most, Term: high, Node: long, Backup: long}
 	for _, m := range []ownership.Message{
 		&ownership.Query{ID: math.MaxUint64, Partitions: slices.Repeat([]int{most}, 1000)},
 		&ownership.QueryReply{ID: math.MaxUint64, Infos: slices.Repeat([]ownership.Info{
-			{Partition: most, Held: true, Claiming: true, Term: high, Holder: long, Copy: ownership.Position{Term: high, Attachment: math.MaxUint64}},
+			{Partition: most, Held: true, Claiming: true, Term: high, Holder: long,
+				Copy: ownership.Position{Term: high, Attachment: math.MaxUint64}},
 		}, 1000)},
 		&ownership.Block{
-			Log: math.MaxUint64, Position: math.MaxUint64, Heard: math.MaxUint64, Entries: slices.Repeat([]ownership.Entry{entry, other}, 500),
-			Sum: math.MaxUint32,
+			Log: math.MaxUint64, Position: math.MaxUint64, Heard: math.MaxUint64,
+			Entries: slices.Repeat([]ownership.Entry{entry, other}, 500),
+			Sum:     math.MaxUint32,
 		},
-		&ownership.BlockAck{Log: math.MaxUint64, Position: math.MaxUint64, Lost: true, Refusals: slices.Repeat([]ownership.Refusal{
-			{Partition: most, Attachment: math.MaxUint64, Outcome: 255, Known: high, Holder: long},
-		}, 1000)},
+		&ownership.BlockAck{Log: math.MaxUint64, Position: math.MaxUint64, Lost: true,
+			Refusals: slices.Repeat([]ownership.Refusal{
+				{Partition: most, Attachment: math.MaxUint64, Outcome: 255, Known: high, Holder: long},
+			}, 1000)},
 		&ownership.Commit{
 			Partition: most, Term: high, Attachment: math.MaxUint64, Chunk: chunk, Sum: math.MaxUint32, Known: high,
 			Merge: true, Granted: true,
 		},
-		&ownership.CommitAck{Partition: most, Term: high, Outcome: 255, New: high, Keep: true, Attachment: math.MaxUint64, Known: high},
+		&ownership.CommitAck{Partition: most, Term: high, Outcome: 255, New: high, Keep: true,
+			Attachment: math.MaxUint64, Known: high},
 		&ownership.GrantRequest{ID: math.MaxUint64, Items: slices.Repeat([]ownership.GrantItem{
 			{Partition: most, Term: high, Backup: long, Release: ownership.Release{Node: long, Term: high}},
 		}, 1000)},
 		&ownership.GrantReply{ID: math.MaxUint64, Epoch: math.MaxUint64, Items: slices.Repeat([]ownership.GrantAnswer{
 			{Partition: most, Term: high, Granted: true, Recorded: record, Wait: math.MaxInt64},
 		}, 1000)},
-		&ownership.Records{ID: math.MaxUint64, Read: true, Epoch: math.MaxUint64, Records: slices.Repeat([]ownership.Record{record}, 1000)},
+		&ownership.Records{ID: math.MaxUint64, Read: true, Epoch: math.MaxUint64,
+			Records: slices.Repeat([]ownership.Record{record}, 1000)},
 	} {
 		n := len(Append(nil, m))
 		expect.True(t, n <= ownership.Weight(m), "%T has %d bytes and a weight of %d", m, n, ownership.Weight(m))
@@ -175,14 +181,16 @@ func TestWeightIsEnough(t *testing.T) {
 
 func TestMessagesRefused(t *testing.T) {
 	long, high := ownership.Node{Name: strings.Repeat("n", ownership.MaxName+1)}, ownership.Term{N: math.MaxUint64}
-	good := Append(nil, &ownership.Block{Entries: []ownership.Entry{{Partition: 6, Term: high, Chunk: []byte("c")}, {Begin: true}}})
+	good := Append(nil, &ownership.Block{Entries: []ownership.Entry{{Partition: 6, Term: high, Chunk: []byte("c")},
+		{Begin: true}}})
 	const outside = " is not one of 0 to 6"
 	c := coder{reading: true, partitions: testPartitions}
 	refused := func(want string, data []byte) {
 		t.Helper()
 		c.items = maxItems
 		got, err := c.read(data)
-		expect.True(t, err != nil && got == nil && strings.HasPrefix(fmt.Sprint(err), want), "want %q: got %+v, %v", want, got, err)
+		expect.True(t, err != nil && got == nil && strings.HasPrefix(fmt.Sprint(err), want), "want %q: got %+v, %v",
+			want, got, err)
 		_, err = c.read(good) // after a mistake
 		expect.NoError(t, err, "after %q", want)
 	}
@@ -201,7 +209,8 @@ func TestMessagesRefused(t *testing.T) {
 		{"OfferReply: verdict: 4", &ownership.OfferReply{Verdict: 4}},
 		{"OfferReply: partition: 7", &ownership.OfferReply{Verdict: 1, Partition: 7}},
 		{"Block: partition: 7", &ownership.Block{Entries: []ownership.Entry{{Partition: 7}}}},
-		{"Block: entries: 32769 is not one of 0 to 32768", &ownership.Block{Entries: make([]ownership.Entry, maxEntries+1)}},
+		{"Block: entries: 32769 is not one of 0 to 32768",
+			&ownership.Block{Entries: make([]ownership.Entry, maxEntries+1)}},
 		{"BlockAck: partition: 7", &ownership.BlockAck{Refusals: []ownership.Refusal{{Partition: 7, Outcome: 2}}}},
 		{"BlockAck: outcome: 6 is not one of 1 to 5", &ownership.BlockAck{Refusals: []ownership.Refusal{{Outcome: 6}}}},
 		{"BlockAck: name", &ownership.BlockAck{Refusals: []ownership.Refusal{{Outcome: 2, Holder: long}}}},
@@ -217,9 +226,11 @@ func TestMessagesRefused(t *testing.T) {
 		{"GrantRequest: name", &ownership.GrantRequest{Items: []ownership.GrantItem{{Release: ownership.Release{Node: long}}}}},
 		{"GrantReply: items: 8", &ownership.GrantReply{Items: make([]ownership.GrantAnswer, 8)}},
 		{"GrantReply: partition", &ownership.GrantReply{Items: []ownership.GrantAnswer{{}, {Partition: 7}}}},
-		{"GrantReply: wait: 3600000000001 is not", &ownership.GrantReply{Items: []ownership.GrantAnswer{{Wait: maxWait + 1}}}},
+		{"GrantReply: wait: 3600000000001 is not",
+			&ownership.GrantReply{Items: []ownership.GrantAnswer{{Wait: maxWait + 1}}}},
 		{"GrantReply: wait: ", &ownership.GrantReply{Items: []ownership.GrantAnswer{{Wait: -1}}}},
-		{"GrantReply: partition", &ownership.GrantReply{Items: []ownership.GrantAnswer{{Recorded: ownership.Record{Partition: 7}}}}},
+		{"GrantReply: partition",
+			&ownership.GrantReply{Items: []ownership.GrantAnswer{{Recorded: ownership.Record{Partition: 7}}}}},
 		{"Records: records: 15 is not one of 0 to 14", &ownership.Records{Records: make([]ownership.Record, 15)}},
 		{"Records: name", &ownership.Records{Records: []ownership.Record{{}, {Backup: long}}}},
 	} {
@@ -330,7 +341,8 @@ func BenchmarkBlock(b *testing.B) {
 	block := &ownership.Block{Log: 1, Position: 1}
 	for i := range entries {
 		term := ownership.Term{N: uint64(1+i/100)<<16 | 0xabcd}
-		block.Entries = append(block.Entries, ownership.Entry{Partition: i % testPartitions, Term: term, Attachment: 1<<63 | 1, Chunk: make([]byte, 80)})
+		block.Entries = append(block.Entries,
+			ownership.Entry{Partition: i % testPartitions, Term: term, Attachment: 1<<63 | 1, Chunk: make([]byte, 80)})
 	}
 	var data []byte
 	b.ReportAllocs()

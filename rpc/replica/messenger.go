@@ -59,8 +59,9 @@ type MessengerConfig struct {
 
 // MessengerStats counts messages since the Messenger was made.
 type MessengerStats struct {
-	Sent     uint64 // handed to a stream
-	Dropped  uint64 // not written: the destination is unknown or unreachable, too much waits for it, or the message is too large
+	Sent uint64 // handed to a stream
+	// not written: the destination is unknown or unreachable, too much waits for it, or the message is too large
+	Dropped  uint64
 	Received uint64
 	Invalid  uint64 // arrived, and malformed
 }
@@ -87,14 +88,16 @@ func NewMessenger(cfg MessengerConfig) *Messenger {
 	// wait for it, and a node that stays away soon stops being a member.
 	m.links = transport.NewLinks(cfg.Config, transport.Dialing{
 		Carries: "ownership messages", Timeout: reachWithin, Pause: reopenAfter,
-		Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 80 * time.Millisecond},
+		Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2,
+			MaxDelay: 80 * time.Millisecond},
 	}, func(to ownership.Node, wake fifo.Signal) *queue { return &queue{m: m, to: to, wake: wake} })
 	return m
 }
 
 // Stats returns the counts.
 func (m *Messenger) Stats() MessengerStats {
-	return MessengerStats{Sent: m.sent.Load(), Dropped: m.dropped.Load(), Received: m.received.Load(), Invalid: m.invalid.Load()}
+	return MessengerStats{Sent: m.sent.Load(), Dropped: m.dropped.Load(), Received: m.received.Load(),
+		Invalid: m.invalid.Load()}
 }
 
 // Close drops waiting messages and waits for every goroutine of the sending side. The streams that other nodes have
@@ -161,7 +164,8 @@ func (q *queue) addLocked(msg ownership.Message) {
 		q.m.dropped.Add(1)
 		if !q.oversized {
 			q.oversized = true
-			q.m.cfg.Logger.Error("peer message too large", "peer", q.to.Name, "message", fmt.Sprintf("%T", msg), "bytes", w)
+			q.m.cfg.Logger.Error("peer message too large", "peer", q.to.Name, "message", fmt.Sprintf("%T", msg),
+				"bytes", w)
 		}
 		return
 	}
@@ -201,7 +205,8 @@ func (q *queue) Pending() bool {
 }
 
 // Open implements transport.Queue.
-func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error, error) {
+func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn,
+	hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error, error) {
 	s, err := peerv1.NewOwnershipClient(conn).Converse(ctx, grpc.WaitForReady(true))
 	if err != nil {
 		return nil, nil, err
@@ -283,7 +288,8 @@ func (m *Messenger) serve(stream peerv1.Ownership_ConverseServer, from ownership
 			return status.Error(codes.InvalidArgument, "hello: only the first message has one")
 		}
 		if len(next.Messages) > maxFrameMessages {
-			return status.Errorf(codes.ResourceExhausted, "messages: a frame holds at most %d, not %d", maxFrameMessages, len(next.Messages))
+			return status.Errorf(codes.ResourceExhausted, "messages: a frame holds at most %d, not %d",
+				maxFrameMessages, len(next.Messages))
 		}
 		in.take(next.Messages)
 	}

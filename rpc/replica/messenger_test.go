@@ -29,7 +29,8 @@ import (
 )
 
 // newMessenger returns a node's Messenger, which knows all others by name, whatever their boot.
-func newMessenger(t testing.TB, self ownership.Node, addrs map[string]string, receive func(ownership.Envelope), change ...func(*MessengerConfig)) *Messenger {
+func newMessenger(t testing.TB, self ownership.Node, addrs map[string]string, receive func(ownership.Envelope),
+	change ...func(*MessengerConfig)) *Messenger {
 	t.Helper()
 	cfg := MessengerConfig{
 		Config: transport.Config{
@@ -122,7 +123,8 @@ func TestMessengerBothWays(t *testing.T) {
 	addrs := map[string]string{}
 	var b *Messenger
 	b = newMessenger(t, bob, addrs, func(e ownership.Envelope) {
-		b.Send([]ownership.Envelope{{From: e.To, To: e.From, Message: &ownership.Records{ID: e.Message.(*ownership.ReadRecords).ID}}})
+		b.Send([]ownership.Envelope{{From: e.To, To: e.From,
+			Message: &ownership.Records{ID: e.Message.(*ownership.ReadRecords).ID}}})
 	})
 	answers := make(chan ownership.Envelope, 10)
 	a := newMessenger(t, alice, addrs, into(answers))
@@ -147,14 +149,18 @@ func TestMessengerRefuses(t *testing.T) {
 		"FailedPrecondition to: this is bob/2, not ann/2":        hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
 		"FailedPrecondition ring_settings":                       hello(func(h *peerv1.Hello) { h.RingSettings++ }),
 		"InvalidArgument from_name: must have 1 to 63":           hello(func(h *peerv1.Hello) { h.FromName = "" }),
-		"InvalidArgument from_name":                              hello(func(h *peerv1.Hello) { h.FromName = strings.Repeat("n", 64) }),
-		"InvalidArgument from: is this process":                  hello(func(h *peerv1.Hello) { h.FromName, h.FromBoot = bob.Name, bob.Boot }),
-		"InvalidArgument hello":                                  {Messages: [][]byte{{0}}},
+		"InvalidArgument from_name": hello(
+			func(h *peerv1.Hello) { h.FromName = strings.Repeat("n", 64) }),
+		"InvalidArgument from: is this process": hello(
+			func(h *peerv1.Hello) { h.FromName, h.FromBoot = bob.Name, bob.Boot }),
+		"InvalidArgument hello": {Messages: [][]byte{{0}}},
 	} {
 		t.Run(want, func(t *testing.T) {
 			noLeaks(t)
-			addr := serveMessenger(t, newMessenger(t, bob, nil, func(e ownership.Envelope) { t.Errorf("received %+v", e) }))
-			stream := must.Value(peerv1.NewOwnershipClient(testkit.Dial(t, addr)).Converse(testkit.Within(t, testkit.Patience)))(t)
+			addr := serveMessenger(t,
+				newMessenger(t, bob, nil, func(e ownership.Envelope) { t.Errorf("received %+v", e) }))
+			stream := must.Value(peerv1.NewOwnershipClient(testkit.Dial(t, addr)).Converse(testkit.Within(t,
+				testkit.Patience)))(t)
 			must.NoError(t, stream.Send(first))
 			_, err := stream.Recv()
 			got := fmt.Sprint(status.Code(err), " ", status.Convert(err).Message())
@@ -183,11 +189,13 @@ func TestMessengerDropsWhatMakesNoSense(t *testing.T) {
 	noLeaks(t)
 	arrived := make(chan ownership.Envelope, 10)
 	var log testkit.Buffer
-	m := newMessenger(t, bob, nil, into(arrived), func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	m := newMessenger(t, bob, nil, into(arrived),
+		func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 	addr := serveMessenger(t, m)
 	stream := converse(t, addr)
 	bad := Append(nil, &ownership.Offer{Partition: testPartitions})
-	for _, f := range []*peerv1.ConverseRequest{frame(bad, Append(nil, numbered(1))), frame(bad, bad), frame(Append(nil, numbered(2)))} {
+	for _, f := range []*peerv1.ConverseRequest{frame(bad, Append(nil, numbered(1))), frame(bad, bad),
+		frame(Append(nil, numbered(2)))} {
 		must.NoError(t, stream.Send(f))
 	}
 	for i := 1; i <= 2; i++ {
@@ -260,7 +268,8 @@ func TestMessengerToldApart(t *testing.T) {
 
 // block is a Block at a position with a chunk of so many bytes.
 func block(position, bytes int) ownership.Message {
-	return &ownership.Block{Log: 1, Position: uint64(position), Entries: []ownership.Entry{{Partition: 1, Chunk: make([]byte, bytes)}}}
+	return &ownership.Block{Log: 1, Position: uint64(position),
+		Entries: []ownership.Entry{{Partition: 1, Chunk: make([]byte, bytes)}}}
 }
 
 // messagesOf are the messages of a frame.
@@ -382,7 +391,8 @@ func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
 	arrived := make(chan ownership.Envelope, 10)
 	addr := serveMessenger(t, newMessenger(t, bob, nil, into(arrived)))
 	var log testkit.Buffer
-	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing, func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing,
+		func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 	large := block(0, maxWeight)
 	m.Send(to(bob, large, large, numbered(1)))
 	got := receive(t, arrived)
@@ -491,7 +501,8 @@ func TestMessengerGivesUp(t *testing.T) {
 		},
 		"refuses": func(peerv1.Ownership_ConverseServer) error { return status.Error(codes.FailedPrecondition, "no") },
 		"other protocol": func(s peerv1.Ownership_ConverseServer) error {
-			if err := s.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: transport.Protocol + 1}}); err != nil {
+			if err := s.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: transport.Protocol +
+				1}}); err != nil {
 				return err
 			}
 			<-s.Context().Done()
@@ -502,7 +513,8 @@ func TestMessengerGivesUp(t *testing.T) {
 			noLeaks(t)
 			addr := serve(t, func(r grpc.ServiceRegistrar) { peerv1.RegisterOwnershipServer(r, conversation{converse: converse}) })
 			var log testkit.Buffer
-			m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing, func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+			m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing,
+				func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 			rounds := uint64(2)
 			if name == "silent" {
 				rounds = 1 // it takes a second
@@ -522,7 +534,8 @@ func TestMessengerCloseUnderLoad(t *testing.T) {
 	noLeaks(t)
 	var received atomic.Int64
 	addrs := map[string]string{}
-	nodes := []ownership.Node{{Name: "b", Boot: 2}, {Name: "c", Boot: 3}, {Name: "gone", Boot: 4}, {Name: "stuck", Boot: 5}}
+	nodes := []ownership.Node{{Name: "b", Boot: 2}, {Name: "c", Boot: 3}, {Name: "gone", Boot: 4},
+		{Name: "stuck", Boot: 5}}
 	for _, n := range nodes[:2] {
 		addrs[n.Name] = serveMessenger(t, newMessenger(t, n, nil, func(ownership.Envelope) { received.Add(1) }))
 	}
@@ -564,7 +577,8 @@ func TestMessengerCloseUnderLoad(t *testing.T) {
 func BenchmarkMessenger(b *testing.B) {
 	replicate := block(1, 200)
 	ack := &ownership.BlockAck{Log: 1, Position: 1}
-	pair := func(b *testing.B, receive func(back *Messenger, e ownership.Envelope)) (*Messenger, chan ownership.Envelope) {
+	pair := func(b *testing.B, receive func(back *Messenger, e ownership.Envelope)) (*Messenger,
+		chan ownership.Envelope) {
 		addrs := map[string]string{}
 		answers := make(chan ownership.Envelope, 1)
 		var there *Messenger
@@ -633,11 +647,13 @@ func noLeaks(t testing.TB) {
 // serve serves a peer service on loopback and returns its address.
 func serve(t testing.TB, register func(grpc.ServiceRegistrar)) string {
 	t.Helper()
-	return testkit.Serve(t, register, grpc.MaxRecvMsgSize(transport.MaxMessage), grpc.MaxSendMsgSize(transport.MaxMessage), grpc.ForceServerCodecV2(transport.Codec()))
+	return testkit.Serve(t, register, grpc.MaxRecvMsgSize(transport.MaxMessage),
+		grpc.MaxSendMsgSize(transport.MaxMessage), grpc.ForceServerCodecV2(transport.Codec()))
 }
 
 func hello() *peerv1.Hello {
 	return &peerv1.Hello{
-		Protocol: transport.Protocol, FromName: alice.Name, FromBoot: alice.Boot, ToName: bob.Name, ToBoot: bob.Boot, RingSettings: settings,
+		Protocol: transport.Protocol, FromName: alice.Name, FromBoot: alice.Boot, ToName: bob.Name, ToBoot: bob.Boot,
+		RingSettings: settings,
 	}
 }

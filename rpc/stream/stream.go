@@ -17,7 +17,8 @@ import (
 // that arrives, in order; the message is valid until received returns. next returns nil when there is nothing to write,
 // and Run calls it again once wake is set. Run returns the error that ended the stream or that received returned, after
 // both goroutines have ended. end must end the stream, for example by cancelling its context.
-func Run[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], end func(), wake fifo.Signal, next func() *Req, received func(*Reply) error) error {
+func Run[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], end func(), wake fifo.Signal, next func() *Req,
+	received func(*Reply) error) error {
 	var err error
 	broken := make(chan struct{})
 	go func() {
@@ -36,7 +37,8 @@ func Run[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], end func(), wak
 }
 
 // write sends messages until the stream is broken or Send fails. The reading goroutine learns the cause.
-func write[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], broken <-chan struct{}, wake fifo.Signal, next func() *Req) {
+func write[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], broken <-chan struct{}, wake fifo.Signal,
+	next func() *Req) {
 	for {
 		// Goroutines that are about to add a message run first, so that messages share a Send. Measured with 256
 		// callers: eight checks in a message in place of two, and a third less time for each check. With one caller it

@@ -49,11 +49,13 @@ func Codec() encoding.CodecV2 { return wire.ServerCodec(nil, maxParts) }
 
 // Dial returns a client connection to a peer service. gRPC connects when the connection is first used. creds nil: plain
 // text. window is the receive window of each stream in bytes; 0: StreamWindow.
-func Dial(addr string, creds credentials.TransportCredentials, window int32, params grpc.ConnectParams) (*grpc.ClientConn, error) {
+func Dial(addr string, creds credentials.TransportCredentials, window int32,
+	params grpc.ConnectParams) (*grpc.ClientConn, error) {
 	window, creds = cmp.Or(window, StreamWindow), cmp.Or(creds, insecure.NewCredentials())
 	return grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(creds),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage), grpc.ForceCodecV2(Codec())),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage),
+			grpc.ForceCodecV2(Codec())),
 		grpc.WithConnectParams(params), grpc.WithInitialWindowSize(window),
 		grpc.WithInitialConnWindowSize(connectionWindows*window), grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
@@ -67,11 +69,15 @@ func (c *Config) accept(h *peerv1.Hello) error {
 	case h.Protocol != Protocol:
 		return status.Errorf(codes.FailedPrecondition, "protocol: this node speaks %d, not %d", Protocol, h.Protocol)
 	case h.ToName != c.Self.Name || h.ToBoot != c.Self.Boot:
-		return status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %.*s/%x", c.Self.Name, c.Self.Boot, ownership.MaxName, h.ToName, h.ToBoot)
+		return status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %.*s/%x", c.Self.Name, c.Self.Boot,
+			ownership.MaxName, h.ToName, h.ToBoot)
 	case h.RingSettings != c.RingSettings:
-		return status.Errorf(codes.FailedPrecondition, "ring_settings: the peer has %s, and would not agree on who owns a key", ring.Difference(c.RingSettings, h.RingSettings))
+		return status.Errorf(codes.FailedPrecondition,
+			"ring_settings: the peer has %s, and would not agree on who owns a key",
+			ring.Difference(c.RingSettings, h.RingSettings))
 	case h.FromName == "" || len(h.FromName) > ownership.MaxName:
-		return status.Errorf(codes.InvalidArgument, "from_name: must have 1 to %d bytes, not %d", ownership.MaxName, len(h.FromName))
+		return status.Errorf(codes.InvalidArgument, "from_name: must have 1 to %d bytes, not %d", ownership.MaxName,
+			len(h.FromName))
 	case h.FromName == c.Self.Name && h.FromBoot == c.Self.Boot:
 		return status.Error(codes.InvalidArgument, "from: is this process itself")
 	}

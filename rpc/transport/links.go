@@ -51,7 +51,8 @@ type Queue interface {
 	Pending() bool
 	// Open opens a stream on conn, sends hello and waits for the Welcome. The function that it returns runs the stream
 	// until it ends; calling end ends the stream (see stream.Run).
-	Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error, error)
+	Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error,
+		error)
 	// Broken is called after a welcomed stream has ended. The queue may repeat unanswered messages on the next one.
 	Broken()
 	// Failed is called when no stream could be opened, and with closed when the link is stopped: no stream is opened
@@ -115,7 +116,8 @@ func (ls *Links[Q]) To(node ownership.Node) (q Q, conn *grpc.ClientConn, err err
 	if !ok {
 		return q, nil, fmt.Errorf("transport: %s is not known", node.Name)
 	}
-	if conn, err = Dial(addr, ls.cfg.Credentials, ls.cfg.Window, grpc.ConnectParams{Backoff: ls.dialing.Backoff, MinConnectTimeout: ls.dialing.Timeout}); err != nil {
+	if conn, err = Dial(addr, ls.cfg.Credentials, ls.cfg.Window,
+		grpc.ConnectParams{Backoff: ls.dialing.Backoff, MinConnectTimeout: ls.dialing.Timeout}); err != nil {
 		return q, nil, fmt.Errorf("transport: peer %s at %s: %w", node.Name, addr, err)
 	}
 	wake := fifo.NewSignal()
@@ -194,7 +196,8 @@ func (l *link[Q]) talk() (welcomed bool, err error) {
 	case !slow.Stop():
 		err = errNoWelcome
 	case err == nil && welcome.GetProtocol() != Protocol:
-		err = fmt.Errorf("transport: peer %s speaks protocol %d, this node %d", l.to.Name, welcome.GetProtocol(), Protocol)
+		err = fmt.Errorf("transport: peer %s speaks protocol %d, this node %d", l.to.Name, welcome.GetProtocol(),
+			Protocol)
 	}
 	if err != nil {
 		return false, err

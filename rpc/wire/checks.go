@@ -71,17 +71,20 @@ func AddTrace(in *weirv1.CheckStreamRequest, i int, trace string) {
 
 // ReadChecks reads check i of a request into to(i), for each check. target returns the target with a number. The error
 // names the field.
-func ReadChecks(in *weirv1.CheckStreamRequest, target func(number uint64) (limit.Target, bool), to func(i int) *limit.Check) *limit.Error {
+func ReadChecks(in *weirv1.CheckStreamRequest,
+	target func(number uint64) (limit.Target, bool), to func(i int) *limit.Check) *limit.Error {
 	n := len(in.KeyLengths)
 	for _, list := range [...]struct {
 		field string
 		fits  bool
 	}{
 		{"targets", Fits(in.Targets, n)}, {"costs", Fits(in.Costs, n)}, {"partial", Fits(in.Partial, n)},
-		{"request_ids", Fits(in.RequestIds, n)}, {"timeouts_ms", Fits(in.TimeoutsMs, n)}, {"trace_contexts", Fits(in.TraceContexts, n)},
+		{"request_ids", Fits(in.RequestIds, n)}, {"timeouts_ms", Fits(in.TimeoutsMs, n)},
+		{"trace_contexts", Fits(in.TraceContexts, n)},
 	} {
 		if !list.fits {
-			return limit.NewError(limit.Invalid, list.field, fmt.Sprintf("must have one element for each of the %d checks, one for all, or none", n))
+			return limit.NewError(limit.Invalid, list.field,
+				fmt.Sprintf("must have one element for each of the %d checks, one for all, or none", n))
 		}
 	}
 	keys := string(in.Keys) // one copy for all checks, because the request's bytes are reused
@@ -93,7 +96,8 @@ func ReadChecks(in *weirv1.CheckStreamRequest, target func(number uint64) (limit
 		number := At(in.Targets, i, 0)
 		of, ok := target(uint64(number))
 		if !ok {
-			return limit.NewError(limit.Invalid, "targets", fmt.Sprintf("names number %d, which this stream has not defined", number))
+			return limit.NewError(limit.Invalid, "targets",
+				fmt.Sprintf("names number %d, which this stream has not defined", number))
 		}
 		c := to(i)
 		c.Target, c.Cost = of, At(in.Costs, i, 1)
@@ -132,12 +136,14 @@ func numbers(d *limit.Decision, wait *int64, out *weirv1.CheckStreamResponse) [8
 
 // truths returns the boolean fields of a decision, in the order of flags.
 func truths(d *limit.Decision) [8]*bool {
-	return [...]*bool{&d.Allowed, &d.Shadow, &d.Degraded, &d.FailedOpen, &d.FailedClosed, &d.NearLimit, &d.Banned, &d.RetryAfterEstimated}
+	return [...]*bool{&d.Allowed, &d.Shadow, &d.Degraded, &d.FailedOpen, &d.FailedClosed, &d.NearLimit, &d.Banned,
+		&d.RetryAfterEstimated}
 }
 
 var flags = [8]weirv1.StreamFlag{
 	weirv1.StreamFlag_STREAM_FLAG_ALLOWED, weirv1.StreamFlag_STREAM_FLAG_SHADOW, weirv1.StreamFlag_STREAM_FLAG_DEGRADED,
-	weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN, weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED, weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT,
+	weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN, weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED,
+	weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT,
 	weirv1.StreamFlag_STREAM_FLAG_BANNED, weirv1.StreamFlag_STREAM_FLAG_RETRY_AFTER_ESTIMATED,
 }
 

@@ -163,8 +163,10 @@ func (c codec) unmarshal(data mem.BufferSlice, v any) error {
 	}
 	b := data.MaterializeToBuffer(c.pool)
 	defer b.Free() // decoding copies what a message keeps
-	if p, ok := v.(proto.Message); ok && many && Parts(p.ProtoReflect().Descriptor(), b.ReadOnlyData(), c.most) > c.most {
-		return limit.NewError(limit.TooLarge, "message", "has more than "+strconv.Itoa(c.most)+" elements of lists and maps, at all depths")
+	if p, ok := v.(proto.Message); ok && many &&
+		Parts(p.ProtoReflect().Descriptor(), b.ReadOnlyData(), c.most) > c.most {
+		return limit.NewError(limit.TooLarge, "message",
+			"has more than "+strconv.Itoa(c.most)+" elements of lists and maps, at all depths")
 	}
 	if !generated {
 		return c.other.Unmarshal(mem.BufferSlice{b}, v)

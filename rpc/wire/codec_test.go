@@ -31,12 +31,15 @@ func messages() []proto.Message {
 	long := string(bytes.Repeat([]byte("k"), 4000)) // above the size from which buffers are pooled
 	check := &weirv1.CheckRequest{Checks: []*weirv1.Check{
 		{Target: &weirv1.Target{Policy: "p", Key: "k"}, Cost: proto.Int64(0)},
-		{Target: &weirv1.Target{Limit: &weirv1.Limit{Algorithm: 4, Limit: -1, TimeZone: "UTC"}, Key: long}, RequestId: "r", Partial: true},
+		{Target: &weirv1.Target{Limit: &weirv1.Limit{Algorithm: 4, Limit: -1, TimeZone: "UTC"}, Key: long},
+			RequestId: "r", Partial: true},
 	}}
 	return []proto.Message{
 		&weirv1.CheckRequest{}, check,
-		&weirv1.Decision{Policy: "p", RetryAfterNs: proto.Int64(0), Limits: []*weirv1.LimitStatus{{Limit: -1}, {RetryAfterNs: proto.Int64(-1)}}},
-		&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Sequence: 1, Checks: &weirv1.CheckStreamRequest{Keys: []byte(long)}}}},
+		&weirv1.Decision{Policy: "p", RetryAfterNs: proto.Int64(0),
+			Limits: []*weirv1.LimitStatus{{Limit: -1}, {RetryAfterNs: proto.Int64(-1)}}},
+		&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Sequence: 1,
+			Checks: &weirv1.CheckStreamRequest{Keys: []byte(long)}}}},
 		&peerv1.Item{Hops: 3, Target: check.Checks[1].Target, RequestId: "r"},
 		&peerv1.ConverseRequest{Messages: [][]byte{[]byte(long), {}}},
 		&healthv1.HealthCheckRequest{Service: "s"},
@@ -124,8 +127,9 @@ func TestServerCodec(t *testing.T) {
 	}
 	// One field is given again and again, in the form that is not packed, or cut off.
 	for data, ok := range map[string]bool{
-		strings.Repeat("\x12\x00", most): true, strings.Repeat("\x12\x00", most+1): false, strings.Repeat("\x0a\x00\x12\x00", most): false,
-		strings.Repeat("\x7a\x00", 10*most): true, // no field
+		strings.Repeat("\x12\x00", most): true, strings.Repeat("\x12\x00", most+1): false,
+		strings.Repeat("\x0a\x00\x12\x00", most): false,
+		strings.Repeat("\x7a\x00", 10*most):      true, // no field
 	} {
 		err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, &peerv1.ForwardRequest{})
 		expect.True(t, (err == nil) == ok, "%d bytes: %v", len(data), err)
@@ -135,8 +139,10 @@ func TestServerCodec(t *testing.T) {
 // TestLists: a list is as short as will do, and has every value.
 func TestLists(t *testing.T) {
 	for _, c := range []struct{ values, list []int }{
-		{nil, nil}, {[]int{1}, nil}, {[]int{1, 1, 1}, nil}, {[]int{2}, []int{2}}, {[]int{2, 2}, []int{2}}, {[]int{0, 0}, []int{0}},
-		{[]int{1, 2}, []int{1, 2}}, {[]int{2, 2, 1}, []int{2, 2, 1}}, {[]int{1, 1, 2, 1}, []int{1, 1, 2, 1}}, {[]int{2, 1, 1}, []int{2, 1, 1}},
+		{nil, nil}, {[]int{1}, nil}, {[]int{1, 1, 1}, nil}, {[]int{2}, []int{2}}, {[]int{2, 2}, []int{2}},
+		{[]int{0, 0}, []int{0}},
+		{[]int{1, 2}, []int{1, 2}}, {[]int{2, 2, 1}, []int{2, 2, 1}}, {[]int{1, 1, 2, 1}, []int{1, 1, 2, 1}},
+		{[]int{2, 1, 1}, []int{2, 1, 1}},
 	} {
 		list := []int{7, 7, 7}[:0] // of a message before
 		for i, v := range c.values {
@@ -162,7 +168,8 @@ func TestChecksAndDecisions(t *testing.T) {
 		one := rng.IntN(2) == 0 // all are alike
 		for i := range checks {
 			number := rng.IntN(2)
-			checks[i] = limit.Check{Target: targets[number], Cost: some(), Partial: rng.IntN(2) == 0, RequestID: []string{"", "r"}[rng.IntN(2)]}
+			checks[i] = limit.Check{Target: targets[number], Cost: some(), Partial: rng.IntN(2) == 0,
+				RequestID: []string{"", "r"}[rng.IntN(2)]}
 			d := &decisions[i]
 			for _, f := range numbers(d, new(int64), out) {
 				*f.field = some()
@@ -172,7 +179,8 @@ func TestChecksAndDecisions(t *testing.T) {
 			}
 			d.RetryAfter = []time.Duration{0, 5, algo.Never}[rng.IntN(3)]
 			if one && i > 0 {
-				checks[i], decisions[i], number = checks[0], decisions[0], slices.Index([]string{"p", "q"}, checks[0].Policy)
+				checks[i], decisions[i], number = checks[0], decisions[0],
+					slices.Index([]string{"p", "q"}, checks[0].Policy)
 			}
 			checks[i].Key = "k" + string(rune('a'+i))
 			AddCheck(in, i, n, uint32(number), &checks[i])
@@ -220,9 +228,12 @@ func TestField(t *testing.T) {
 	field := func(name string) string { return Named(limit.NewError(limit.Invalid, name, "m")).Field }
 	for name, want := range map[string]string{
 		"key": "target.key", "policy": "target.policy", "namespace": "target.namespace", "limit": "target.limit",
-		"limit.limit": "target.limit.limit", "limit.window": "target.limit.window_ns", "limit.time_zone": "target.limit.time_zone",
-		"limit.capacity": "target.limit.capacity", "limit.slots": "target.limit.slots", "limit.algorithm": "target.limit.algorithm",
-		"limit.count_denied": "target.limit.count_denied", "cost": "cost", "partial": "partial", "request_id": "request_id",
+		"limit.limit": "target.limit.limit", "limit.window": "target.limit.window_ns",
+		"limit.time_zone": "target.limit.time_zone",
+		"limit.capacity":  "target.limit.capacity", "limit.slots": "target.limit.slots",
+		"limit.algorithm":    "target.limit.algorithm",
+		"limit.count_denied": "target.limit.count_denied", "cost": "cost", "partial": "partial",
+		"request_id": "request_id",
 	} {
 		got := field(name)
 		expect.True(t, got == want && FieldOf(got) == name, "%s: %s, and back %s", name, got, FieldOf(got))
@@ -234,14 +245,16 @@ func TestField(t *testing.T) {
 		}
 		expect.Equal(t, exists((&weirv1.Check{}).ProtoReflect().Descriptor(), want), "", "a Check has no")
 	}
-	for name, want := range map[string]string{"ttl": "ttl_ns", "": "", "checks": "checks", "checks[3].": "checks[3].", "lease_id": "lease_id"} {
+	for name, want := range map[string]string{"ttl": "ttl_ns", "": "", "checks": "checks", "checks[3].": "checks[3].",
+		"lease_id": "lease_id"} {
 		got := field(name)
 		expect.True(t, got == want && FieldOf(got) == name, "%q: %q, and back %q", name, got, FieldOf(got))
 	}
 	got := field("limit.align")
 	expect.True(t, got == "target.limit.period", "%v", got)
 	field = func(name string) string { return StreamNamed(limit.NewError(limit.Invalid, name, "m")).Field }
-	for name, want := range map[string]string{"checks": "key_lengths", "key": "keys", "cost": "costs", "request_id": "request_ids", "partial": "partial"} {
+	for name, want := range map[string]string{"checks": "key_lengths", "key": "keys", "cost": "costs",
+		"request_id": "request_ids", "partial": "partial"} {
 		got := field(name)
 		expect.True(t, got == want && FieldOf(got) == name, "%s: %s, and back %s", name, got, FieldOf(got))
 		err := exists((&weirv1.CheckStreamRequest{}).ProtoReflect().Descriptor(), want)
@@ -270,7 +283,8 @@ func TestNumbers(t *testing.T) {
 		return &algo.Limit{Algorithm: algo.SlidingLog, Limit: units, Window: time.Minute}
 	}
 	list := []limit.Target{
-		{Policy: "p", Key: "a"}, {Policy: "p", Key: "b"}, {Policy: "q", Key: "a"}, {Limit: inline(1), Key: "a"}, {Limit: inline(1), Key: "b"},
+		{Policy: "p", Key: "a"}, {Policy: "p", Key: "b"}, {Policy: "q", Key: "a"}, {Limit: inline(1), Key: "a"},
+		{Limit: inline(1), Key: "b"},
 		{Limit: inline(2), Key: "a"}, {Limit: inline(2), Namespace: "n", Key: "a"},
 	}
 	var given Numbers

@@ -115,7 +115,8 @@ func ProtoDecision(d *limit.Decision) *weirv1.Decision {
 // the message.
 func SetDecision(out *weirv1.Decision, d *limit.Decision, wait *int64) {
 	out.RetryAfterNs = retryAfter(d.RetryAfter, wait)
-	out.Policy, out.Allowed, out.Granted, out.Limit, out.Remaining = d.Policy, d.Allowed, d.Granted, d.Limit, d.Remaining
+	out.Policy, out.Allowed, out.Granted, out.Limit, out.Remaining = d.Policy, d.Allowed, d.Granted, d.Limit,
+		d.Remaining
 	out.ResetAfterNs, out.DelayNs, out.WindowNs = int64(d.ResetAfter), int64(d.Delay), int64(d.Window)
 	out.LeaseId, out.ReservationId, out.RequestId = d.LeaseID, d.ReservationID, d.RequestID
 	out.Shadow, out.Degraded, out.FailedOpen, out.FailedClosed = d.Shadow, d.Degraded, d.FailedOpen, d.FailedClosed

@@ -13,8 +13,9 @@ func Borrow(borrower uint64, r *weirv1.LoanReport) (limit.Borrow, *limit.Error) 
 	t, err := Target(r.GetTarget())
 	return limit.Borrow{
 		Target: t, ID: algo.LoanID{Borrower: borrower, Number: r.GetNumber()},
-		Totals: algo.Totals{Granted: r.GetGranted(), Spent: r.GetSpent(), Returned: r.GetReturned(), Checks: r.GetChecks()},
-		Known:  r.GetKnown(), Want: max(r.GetWant(), 0),
+		Totals: algo.Totals{Granted: r.GetGranted(), Spent: r.GetSpent(), Returned: r.GetReturned(),
+			Checks: r.GetChecks()},
+		Known: r.GetKnown(), Want: max(r.GetWant(), 0),
 	}, err
 }
 
@@ -42,7 +43,8 @@ func Lent(a *weirv1.LoanAnswer) limit.Lent {
 	return limit.Lent{
 		Granted: a.GetGranted(), Spent: a.GetSpent(), Ended: a.GetEnded(),
 		Term: min(time.Duration(a.GetTermNs()), algo.LoanTerm), Again: time.Duration(a.GetAgainNs()),
-		Limit: a.GetLimit(), Window: time.Duration(a.GetWindowNs()), Remaining: a.GetRemaining(), ResetAfter: time.Duration(a.GetResetAfterNs()),
-		WarnAt: a.GetWarnAt(), Unheard: a.GetUnheard(), Holder: a.GetHolder(), Limits: Limits(a.GetLimits()),
+		Limit: a.GetLimit(), Window: time.Duration(a.GetWindowNs()), Remaining: a.GetRemaining(),
+		ResetAfter: time.Duration(a.GetResetAfterNs()),
+		WarnAt:     a.GetWarnAt(), Unheard: a.GetUnheard(), Holder: a.GetHolder(), Limits: Limits(a.GetLimits()),
 	}
 }

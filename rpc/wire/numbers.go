@@ -43,7 +43,8 @@ func (n *Numbers) Of(t *limit.Target) (number *Number, fresh bool) {
 		n.given = make(map[unkeyed]*Number)
 	}
 	p := ProtoTarget(*t)
-	number = &Number{Define: &weirv1.StreamTarget{Number: uint32(len(n.given)), Policy: p.Policy, Limit: p.Limit, Namespace: p.Namespace}}
+	number = &Number{Define: &weirv1.StreamTarget{Number: uint32(len(n.given)), Policy: p.Policy, Limit: p.Limit,
+		Namespace: p.Namespace}}
 	n.given[of] = number
 	return number, true
 }
@@ -54,5 +55,6 @@ func (n *Numbers) Reset() { clear(n.given) }
 // SameTarget says whether two targets have the same number, without the look-up of Of: most checks have the target of
 // the check before.
 func SameTarget(a, b *limit.Target) bool {
-	return a.Policy == b.Policy && a.Namespace == b.Namespace && (a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
+	return a.Policy == b.Policy && a.Namespace == b.Namespace &&
+		(a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
 }

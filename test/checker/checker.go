@@ -27,7 +27,8 @@ const (
 	Window Kind = 1 + iota // at most Limit in any window: sliding_log, sliding_window
 	Fixed                  // at most Limit in each window, so that two limits can meet at a boundary: fixed_window
 	Bucket                 // at most Capacity, and Limit more per window of time that passes: token_bucket
-	Leases                 // at most Limit that have not ended, each a Window after it began or was renewed: concurrency
+	// at most Limit that have not ended, each a Window after it began or was renewed: concurrency
+	Leases
 )
 
 // Durability is what a policy pays for its counters' surviving of a crash.
@@ -213,7 +214,8 @@ func Check(h *History) *Report {
 			continue
 		}
 		if op.Answered < op.Sent || op.Cost <= 0 {
-			c.fail(Malformed, "%s/%s: cost %d, sent at %v, answered at %v", op.Policy, op.Key, op.Cost, op.Sent, op.Answered)
+			c.fail(Malformed, "%s/%s: cost %d, sent at %v, answered at %v", op.Policy, op.Key, op.Cost, op.Sent,
+				op.Answered)
 			continue
 		}
 		switch op.Result {
@@ -283,7 +285,8 @@ func (c *check) lost(k *history, f *Crash) int64 {
 	case k.Strict:
 		for _, o := range c.QuorumLosses {
 			if (!f.Copied || c.copyOutOfReach(f)) && o.From <= f.At && f.At <= o.To {
-				return whole // the holder and the voters that knew of it are lost, and its copy is lost or cut off from them
+				// the holder and the voters that knew of it are lost, and its copy is lost or cut off from them
+				return whole
 			}
 		}
 		return 0
@@ -296,8 +299,10 @@ func (c *check) lost(k *history, f *Crash) int64 {
 	}
 	var n int64
 	for _, op := range k.admitted {
-		here := f.Lost || op.Node == "" || op.Node == f.Node || op.Borrowed || op.Renewed > since && op.Renewer == f.Node
-		if here && max(op.Answered, op.Renewed) > since && op.Sent <= f.At+int64(k.Lent) && (k.Durability == Async || op.Degraded || f.Lost) {
+		here := f.Lost || op.Node == "" || op.Node == f.Node || op.Borrowed ||
+			op.Renewed > since && op.Renewer == f.Node
+		if here && max(op.Answered, op.Renewed) > since && op.Sent <= f.At+int64(k.Lent) &&
+			(k.Durability == Async || op.Degraded || f.Lost) {
 			n += op.Cost
 		}
 	}
@@ -315,7 +320,8 @@ func (c *check) budget(k *history, bound, from, to int64) int64 {
 	n := c.forgotten(k, bound, from, to)
 	if k.Strict { // for the network alone there is no excuse
 		for _, h := range c.Hidden {
-			if h.Keys[k.key] && h.At >= from && h.At <= to && slices.ContainsFunc(c.QuorumLosses, func(l QuorumLoss) bool { return l.From <= h.At && h.At <= l.To }) {
+			if h.Keys[k.key] && h.At >= from && h.At <= to &&
+				slices.ContainsFunc(c.QuorumLosses, func(l QuorumLoss) bool { return l.From <= h.At && h.At <= l.To }) {
 				n += bound
 			}
 		}
@@ -399,7 +405,8 @@ func (c *check) admissions(k *history) {
 			budget := c.budget(k, bound, first.Sent, last.Answered)
 			if over := n - bound - budget; over > worst {
 				worst = over
-				text = fmt.Sprintf("%s/%s: %d admitted between %v and %v; the limit allows %d, the faults %d more", k.Name, k.key,
+				text = fmt.Sprintf("%s/%s: %d admitted between %v and %v; the limit allows %d, the faults %d more",
+					k.Name, k.key,
 					n, time.Duration(first.Sent), time.Duration(last.Answered), bound, budget)
 			}
 		}
@@ -428,7 +435,8 @@ func (c *check) leases(k *history) {
 		budget := c.budget(k, k.Limit, from, at)
 		if over := n - k.Limit - budget; over > worst {
 			worst = over
-			text = fmt.Sprintf("%s/%s: %d leases at %v; the limit allows %d, the faults since %v %d more", k.Name, k.key,
+			text = fmt.Sprintf("%s/%s: %d leases at %v; the limit allows %d, the faults since %v %d more", k.Name,
+				k.key,
 				n, time.Duration(at), k.Limit, time.Duration(from), budget)
 		}
 	}
@@ -512,7 +520,8 @@ func (c *check) refusals(k *history) {
 		var used int64
 		if k.Kind == Bucket {
 			// It was refused at some instant since it was sent, and the bucket may have been refilled from then on.
-			used, _ = c.deficit(k.charged, k, op.Answered, func(e *Operation) int64 { return c.holds(k, e, &op) }, c.Late+k.Coarse+time.Duration(op.Answered-op.Sent))
+			used, _ = c.deficit(k.charged, k, op.Answered, func(e *Operation) int64 { return c.holds(k, e, &op) },
+				c.Late+k.Coarse+time.Duration(op.Answered-op.Sent))
 		} else {
 			for i := range k.charged {
 				if e := &k.charged[i]; k.Kind == Leases || e.Answered > op.Sent-horizon {
@@ -537,7 +546,8 @@ func (c *check) bans(k *history) {
 		end := op.Sent + c.shorter(op.Bans)
 		for _, e := range k.admitted {
 			if e.Sent > op.Answered && e.Answered < end && !c.unbanned(k, &op, e.Answered) {
-				c.fail(Banned, "%s/%s: %d admitted at %v by %q, banned by %q at %v for %v", k.Name, k.key, e.Cost, time.Duration(e.Answered), e.Node, op.Node, time.Duration(op.Answered), op.Bans)
+				c.fail(Banned, "%s/%s: %d admitted at %v by %q, banned by %q at %v for %v", k.Name, k.key, e.Cost,
+					time.Duration(e.Answered), e.Node, op.Node, time.Duration(op.Answered), op.Bans)
 				return
 			}
 		}
@@ -604,7 +614,8 @@ func (c *check) merges(k *history) {
 		}
 		lost := c.forgotten(k, k.most(), from, u.At)
 		if room := max(0, k.most()-max(0, used-lost)); u.Remaining > room {
-			c.fail(Forgotten, "%s/%s: %d left at %v, where %d of %d were in use and at most %d forgotten", k.Name, k.key,
+			c.fail(Forgotten, "%s/%s: %d left at %v, where %d of %d were in use and at most %d forgotten", k.Name,
+				k.key,
 				u.Remaining, time.Duration(u.At), used, k.most(), lost)
 		}
 	}
@@ -673,7 +684,8 @@ func (c *check) split(from, to int64) bool {
 // deficit is how far below its capacity a bucket is at an instant that was charged ops: at most, with all charged late
 // and refilled slowly and late by some time once, each for as many units as holds says, or at least, where holds is
 // nil. Part of a unit is one that is not there. since is when it was full last.
-func (c *check) deficit(ops []Operation, k *history, at int64, holds func(*Operation) int64, late time.Duration) (units, since int64) {
+func (c *check) deficit(ops []Operation, k *history, at int64, holds func(*Operation) int64,
+	late time.Duration) (units, since int64) {
 	most := holds != nil
 	perNano := float64(k.Limit) / float64(k.Window)
 	if most {

@@ -66,7 +66,8 @@ type table struct {
 }
 
 func (m *Protocol) fail(rule string, at int64, format string, args ...any) {
-	m.Violations = append(m.Violations, Violation{rule, fmt.Sprintf("%v: ", time.Duration(at)) + fmt.Sprintf(format, args...)})
+	m.Violations = append(m.Violations,
+		Violation{rule, fmt.Sprintf("%v: ", time.Duration(at)) + fmt.Sprintf(format, args...)})
 }
 
 func (m *Protocol) at(p int) *partition {
@@ -74,7 +75,8 @@ func (m *Protocol) at(p int) *partition {
 		m.parts = make(map[int]*partition)
 	}
 	if m.parts[p] == nil {
-		m.parts[p] = &partition{make(map[Holder]Term), make(map[Holder]int64), make(map[tenure]bool), make(map[Term]Holder)}
+		m.parts[p] = &partition{make(map[Holder]Term), make(map[Holder]int64), make(map[tenure]bool),
+			make(map[Term]Holder)}
 	}
 	return m.parts[p]
 }
@@ -93,7 +95,8 @@ func (m *Protocol) Hold(at int64, p int, by Holder, term Term) {
 	if m.Sole {
 		for _, other := range sorted(part.holders) {
 			if other != by {
-				m.fail(OneDecider, at, "partition %d: %v holds it at %v, %v at %v", p, by, term, other, part.holders[other])
+				m.fail(OneDecider, at, "partition %d: %v holds it at %v, %v at %v", p, by, term, other,
+					part.holders[other])
 			}
 		}
 		for t := range part.tenures {
@@ -132,7 +135,8 @@ func (m *Protocol) Grant(at int64, p int, by Holder, until int64) {
 	for _, other := range sorted(part.grants) {
 		if end := part.grants[other]; other != by && end > at {
 			if _, holds := part.holders[other]; holds {
-				m.fail(OneGrant, at, "partition %d: %v is granted it while %v's grant runs for %v more", p, by, other, time.Duration(end-at))
+				m.fail(OneGrant, at, "partition %d: %v is granted it while %v's grant runs for %v more", p, by, other,
+					time.Duration(end-at))
 			}
 		}
 	}

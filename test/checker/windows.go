@@ -69,7 +69,8 @@ func (c *check) opened(k *history) {
 		}
 	}
 	if len(ops) > 0 {
-		c.fail(Beyond, "%s/%s: %d admitted in a window that began at %v at the latest; the limit allows %d", k.Name, k.key, worst, time.Duration(ops[last].Sent), k.Limit)
+		c.fail(Beyond, "%s/%s: %d admitted in a window that began at %v at the latest; the limit allows %d", k.Name,
+			k.key, worst, time.Duration(ops[last].Sent), k.Limit)
 	}
 }
 

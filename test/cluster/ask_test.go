@@ -89,7 +89,8 @@ func (p *process) check(body string) (decision, error) {
 // peek tells how a key of a policy stands.
 func (p *process) peek(policy, key string) decision {
 	p.t.Helper()
-	code, _, answer, err := p.post("/v1/check", "application/json", fmt.Appendf(nil, `{"policy":%q,"key":%q,"cost":0}`, policy, key))
+	code, _, answer, err := p.post("/v1/check", "application/json",
+		fmt.Appendf(nil, `{"policy":%q,"key":%q,"cost":0}`, policy, key))
 	var d decision
 	if err == nil {
 		err = json.Unmarshal(answer, &d)

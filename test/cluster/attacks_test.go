@@ -97,7 +97,8 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 	code, _, errs := weir(t, "secrets", dir)
 	must.Equal(t, code, 0, "%v", errs)
 	read := func(name string) string { return string(must.Value(os.ReadFile(filepath.Join(dir, name)))(t)) }
-	s := &secured{tokens: map[string]string{"operator": read("tokens/operator"), "shop": auth.NewToken(), "thief": auth.NewToken()}, audit: t.TempDir()}
+	s := &secured{tokens: map[string]string{"operator": read("tokens/operator"), "shop": auth.NewToken(),
+		"thief": auth.NewToken()}, audit: t.TempDir()}
 	access := read("weir-access/access.yaml")
 	for _, name := range []string{"shop", "thief"} {
 		access += fmt.Sprintf("  - {name: %s, tokens: [%q], roles: [check, read], policies: [\"*\"], namespaces: [\"*\"]}\n", name, auth.Hash(s.tokens[name]))
@@ -110,7 +111,8 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 	pair := must.Value(tls.LoadX509KeyPair(in("weir-nodes-tls/tls.crt"), in("weir-nodes-tls/tls.key")))(t)
 	s.nodes = &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}}
 	s.args = append(s.args,
-		"--envoy-config", filepath.Dir(writeFile(t, "edge.yaml", attackedEnvoy)), "--access-file", writeFile(t, "access.yaml", access),
+		"--envoy-config", filepath.Dir(writeFile(t, "edge.yaml", attackedEnvoy)), "--access-file",
+		writeFile(t, "access.yaml", access),
 		"--tls-cert-file", in("weir-callers-tls/tls.crt"), "--tls-key-file", in("weir-callers-tls/tls.key"),
 		"--tls-client-ca-file", in("weir-callers-tls/ca.crt"),
 		"--peer-tls-cert-file", in("weir-nodes-tls/tls.crt"), "--peer-tls-key-file", in("weir-nodes-tls/tls.key"),
@@ -137,7 +139,8 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 func (s *secured) conn(caller string, m *member) *grpc.ClientConn {
 	s.t.Helper()
 	conn := must.Value(grpc.NewClient("passthrough:///"+m.grpcAddr(),
-		grpc.WithTransportCredentials(credentials.NewTLS(s.tls)), grpc.WithPerRPCCredentials(token(s.tokens[caller]))))(s.t)
+		grpc.WithTransportCredentials(credentials.NewTLS(s.tls)),
+		grpc.WithPerRPCCredentials(token(s.tokens[caller]))))(s.t)
 	s.t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -151,7 +154,8 @@ func (s *secured) callers(caller string) (all []weirv1.LimiterClient) {
 }
 
 // send sends a request of a caller over HTTP to a member that may not listen; headers are written as name, value.
-func (s *secured) send(caller string, m *member, method, path, body string, headers ...string) (code int, answer string, err error) {
+func (s *secured) send(caller string, m *member, method, path, body string,
+	headers ...string) (code int, answer string, err error) {
 	r := must.Value(http.NewRequest(method, "https://"+m.http+path, strings.NewReader(body)))(s.t)
 	r.Header.Set("Authorization", "Bearer "+s.tokens[caller])
 	r.Header.Set("Content-Type", "application/json")
@@ -180,7 +184,8 @@ func targetOf(policy, key string) *weirv1.Target { return &weirv1.Target{Policy:
 // decide is a check of one unit.
 func decide(t *testing.T, c weirv1.LimiterClient, policy, key, id string) *weirv1.Decision {
 	t.Helper()
-	out, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf(policy, key), RequestId: id}}})
+	out, err := c.Check(t.Context(),
+		&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf(policy, key), RequestId: id}}})
 	must.True(t, err == nil && out.Results[0].GetDecision() != nil, "%v %v", out, err)
 	return out.Results[0].GetDecision()
 }
@@ -210,16 +215,19 @@ func (s *secured) nodesCertificate(t *testing.T) {
 	must.NoError(t, json.Unmarshal([]byte(page), &st))
 	st.Members = append(st.Members, struct{ Name, Boot string }{"thief", "1"})
 	for i, m := range s.members {
-		conn := must.Value(grpc.NewClient("passthrough:///"+m.ip+":"+fleetPeer, grpc.WithTransportCredentials(credentials.NewTLS(s.nodes))))(t)
+		conn := must.Value(grpc.NewClient("passthrough:///"+m.ip+":"+fleetPeer,
+			grpc.WithTransportCredentials(credentials.NewTLS(s.nodes))))(t)
 		defer conn.Close()
 		for _, of := range st.Members {
 			boot := must.Value(strconv.ParseUint(of.Boot, 16, 64))(t)
-			_, err := peerv1.NewOverridesClient(conn).Notify(t.Context(), &peerv1.NotifyOverridesRequest{Name: of.Name, Boot: boot})
+			_, err := peerv1.NewOverridesClient(conn).Notify(t.Context(),
+				&peerv1.NotifyOverridesRequest{Name: of.Name, Boot: boot})
 			member := of.Name != m.name && of.Name != "thief"
 			expect.True(t, (err == nil) == member, "%s is told of overrides by %s: %v", m.name, of.Name, err)
 		}
 		for _, req := range []*weirv1.GossipKeysRequest{
-			{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: make([]byte, 32)}, {Action: weirv1.KeyAction_KEY_ACTION_USE, Id: "0"},
+			{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: make([]byte, 32)},
+			{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: "0"},
 		} {
 			_, err := peerv1.NewGossipKeysClient(conn).Apply(t.Context(), req)
 			expect.Equal(t, grpcstatus.Code(err), codes.PermissionDenied, "%v", err)
@@ -242,7 +250,8 @@ func (s *secured) borrowInANodesName(t *testing.T) {
 			stream := must.Value(c.CheckStream(t.Context()))(t)
 			in := &weirv1.BorrowRequest{Borrower: boot}
 			for number := range uint64(100) {
-				in.Loans = append(in.Loans, &weirv1.LoanReport{Number: number, Target: targetOf("log", "alice"), Granted: 1e9, Returned: 1e9, Known: 1e9})
+				in.Loans = append(in.Loans, &weirv1.LoanReport{Number: number, Target: targetOf("log", "alice"),
+					Granted: 1e9, Returned: 1e9, Known: 1e9})
 			}
 			in.Loans = append(in.Loans, &weirv1.LoanReport{Number: 1000, Target: targetOf("log", "greedy"), Want: 1e9})
 			must.NoError(t, stream.Send(&weirv1.CheckStreamRequest{Borrow: in}))
@@ -257,7 +266,8 @@ func (s *secured) borrowInANodesName(t *testing.T) {
 		for range 4 {
 			work.Go(func() {
 				for asked.Add(1) <= 6000 && !t.Failed() {
-					out, err := shop.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf("log", "alice")}}})
+					out, err := shop.Check(t.Context(),
+						&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf("log", "alice")}}})
 					if err != nil {
 						t.Error(err)
 					} else if out.Allowed {
@@ -277,8 +287,9 @@ func (s *secured) debt(t *testing.T) {
 	conn := s.conn("thief", s.members[0])
 	shop := s.callers("shop")[1]
 	for name, attack := range map[string]func(context.Context, *grpc.ClientConn, string) error{
-		"hits": manyHits, "kuadrant commit": commitKuadrant, "kuadrant report": reportKuadrant, "quota report": reportQuota,
-		"charge": chargeMuch, "commit": commitMuch, "loan": reportLoan,
+		"hits": manyHits, "kuadrant commit": commitKuadrant, "kuadrant report": reportKuadrant,
+		"quota report": reportQuota,
+		"charge":       chargeMuch, "commit": commitMuch, "loan": reportLoan,
 	} {
 		for range 3 {
 			expect.NoError(t, attack(t.Context(), conn, name), "%s", name)
@@ -297,7 +308,8 @@ const much = 1 << 53 // units
 // manyOf is a descriptor of a user with so many hits.
 func manyOf(user string) *ratelimitv3.RateLimitRequest {
 	entries := []*common.RateLimitDescriptor_Entry{{Key: "user", Value: user}}
-	return &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{{Entries: entries, HitsAddend: wrapperspb.UInt64(much)}}}
+	return &ratelimitv3.RateLimitRequest{Domain: "edge",
+		Descriptors: []*common.RateLimitDescriptor{{Entries: entries, HitsAddend: wrapperspb.UInt64(much)}}}
 }
 
 func manyHits(ctx context.Context, conn *grpc.ClientConn, user string) error {
@@ -323,7 +335,8 @@ func reportQuota(ctx context.Context, conn *grpc.ClientConn, user string) error 
 	}
 	usage := bucketUsage(user)
 	usage.NumRequestsAllowed = much
-	in := &quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{usage}}
+	in := &quotav3.RateLimitQuotaUsageReports{Domain: "edge",
+		BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{usage}}
 	if err := stream.Send(in); err != nil {
 		return err
 	}
@@ -337,7 +350,8 @@ func bucketUsage(user string) *quotav3.RateLimitQuotaUsageReports_BucketQuotaUsa
 }
 
 func chargeMuch(ctx context.Context, conn *grpc.ClientConn, user string) error {
-	_, err := weirv1.NewLimiterClient(conn).Charge(ctx, &weirv1.ChargeRequest{Target: targetOf("bucket", "user="+user), Cost: proto.Int64(much)})
+	_, err := weirv1.NewLimiterClient(conn).Charge(ctx,
+		&weirv1.ChargeRequest{Target: targetOf("bucket", "user="+user), Cost: proto.Int64(much)})
 	return denied(err)
 }
 
@@ -347,7 +361,8 @@ func commitMuch(ctx context.Context, conn *grpc.ClientConn, user string) error {
 	if err != nil {
 		return err
 	}
-	_, err = limiter.Commit(ctx, &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: proto.Int64(much)})
+	_, err = limiter.Commit(ctx,
+		&weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: proto.Int64(much)})
 	if grpcstatus.Code(err) != codes.InvalidArgument {
 		return fmt.Errorf("the excess: %w", err)
 	}
@@ -359,8 +374,10 @@ func reportLoan(ctx context.Context, conn *grpc.ClientConn, user string) error {
 	if err != nil {
 		return err
 	}
-	r := &weirv1.LoanReport{Number: 1, Target: targetOf("bucket", "user="+user), Granted: much / 2, Spent: much / 2, Checks: much / 2}
-	if err := stream.Send(&weirv1.CheckStreamRequest{Borrow: &weirv1.BorrowRequest{Borrower: 77, Loans: []*weirv1.LoanReport{r}}}); err != nil {
+	r := &weirv1.LoanReport{Number: 1, Target: targetOf("bucket", "user="+user), Granted: much / 2, Spent: much / 2,
+		Checks: much / 2}
+	if err := stream.Send(&weirv1.CheckStreamRequest{Borrow: &weirv1.BorrowRequest{Borrower: 77,
+		Loans: []*weirv1.LoanReport{r}}}); err != nil {
 		return err
 	}
 	out, err := stream.Recv()
@@ -394,7 +411,8 @@ func (s *secured) guessIDs(t *testing.T) {
 	}
 	d := decide(t, s.callers("thief")[2], "order", "alice", "order-2")
 	expect.Equal(t, d.Remaining, left-1, "are left after the thief's check of %d: it was answered as the shop's", left)
-	out, err := shop.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: mine.ReservationId, Cost: proto.Int64(0)})
+	out, err := shop.Commit(t.Context(),
+		&weirv1.CommitRequest{Target: target, ReservationId: mine.ReservationId, Cost: proto.Int64(0)})
 	expect.True(t, err == nil && out.Refunded == 1, "the shop's reservation: %v, %v", out, err)
 }
 
@@ -403,7 +421,8 @@ func (s *secured) overridesDenied(t *testing.T) {
 	for _, m := range s.members {
 		before := m.metrics().value("weir_access_denied_total")
 		for _, try := range [][3]string{
-			{"PUT", "/v1/overrides", `{"policy":"log","key":"alice","settings":{"unlimited":true}}`}, {"DELETE", "/v1/overrides?policy=log&key=alice", ""},
+			{"PUT", "/v1/overrides", `{"policy":"log","key":"alice","settings":{"unlimited":true}}`},
+			{"DELETE", "/v1/overrides?policy=log&key=alice", ""},
 			{"GET", "/v1/overrides", ""}, {"GET", "/v1/keys/top", ""},
 		} {
 			code, answer := s.as("thief", m, try[0], try[1], try[2])
@@ -510,7 +529,8 @@ func TestAttacksOnOpenNodes(t *testing.T) {
 	t.Parallel()
 	m := startNode(t, "--policies", writeFile(t, "policies.yaml", attackedPolicies)).awaitReady()
 	send := func(method, path, body string, headers ...string) *http.Response {
-		r := must.Value(http.NewRequestWithContext(t.Context(), method, "http://"+m.http+path, strings.NewReader(body)))(t)
+		r := must.Value(http.NewRequestWithContext(t.Context(), method, "http://"+m.http+path,
+			strings.NewReader(body)))(t)
 		for i := 0; i < len(headers); i += 2 {
 			r.Header.Set(headers[i], headers[i+1])
 		}
@@ -521,8 +541,10 @@ func TestAttacksOnOpenNodes(t *testing.T) {
 	for _, by := range [][]string{{"Origin", "https://evil.example"}, {"Sec-Fetch-Site", "cross-site"}} {
 		for path, body := range map[string]string{
 			"/v1/GetRateLimits": `{"requests":[{"name":"n","uniqueKey":"alice","hits":1,"limit":10,"duration":60000}]}`,
-			"/v1/check":         `{"policy":"log","key":"page"}`, "/v1/checks": `{"checks":[{"policy":"log","key":"page"}]}`,
-			"/v1/refund": `{"policy":"log","key":"page"}`, "/v1/extends": `{"extends":[]}`, "/v1/commits": `{"commits":[]}`,
+			"/v1/check":         `{"policy":"log","key":"page"}`,
+			"/v1/checks":        `{"checks":[{"policy":"log","key":"page"}]}`,
+			"/v1/refund":        `{"policy":"log","key":"page"}`, "/v1/extends": `{"extends":[]}`,
+			"/v1/commits": `{"commits":[]}`,
 		} {
 			resp := send("POST", path, body, append([]string{"Content-Type", "text/plain"}, by...)...)
 			expect.Equal(t, resp.StatusCode, http.StatusUnsupportedMediaType, "%s, %v", path, by)
@@ -554,7 +576,8 @@ func (s *secured) pages(t *testing.T) {
 	for path, body := range map[string]string{
 		"/json":             `{"domain":"edge","descriptors":[{"entries":[{"key":"week","value":"alice"}]}]}`,
 		"/v1/GetRateLimits": `{"requests":[{"name":"n","uniqueKey":"alice","hits":1,"limit":10,"duration":60000}]}`,
-		"/v1/check":         `{"policy":"log","key":"page"}`, "/v1/forward-auth?policy=log": "", "/v1/refund": `{"policy":"log","key":"page"}`,
+		"/v1/check":         `{"policy":"log","key":"page"}`, "/v1/forward-auth?policy=log": "",
+		"/v1/refund": `{"policy":"log","key":"page"}`,
 	} {
 		code, answer := s.as("nobody", s.members[0], "POST", path, body,
 			"Authorization", "none", "Content-Type", "text/plain", "Origin", "https://evil.example")
@@ -625,7 +648,8 @@ func (f *flooded) streams(t *testing.T) {
 					key := fmt.Sprint(strings.Repeat("x", 900), c, " ", n, " ", i)
 					in.Loans = append(in.Loans, &weirv1.LoanReport{Number: 1, Target: targetOf("log", key), Want: 1e9})
 				}
-				for _, m := range []*weirv1.CheckStreamRequest{{Ready: true, Topology: true}, {Borrow: in}, {Borrow: in}, {Borrow: in}} {
+				for _, m := range []*weirv1.CheckStreamRequest{{Ready: true, Topology: true}, {Borrow: in},
+					{Borrow: in}, {Borrow: in}} {
 					if stream.Send(m) != nil {
 						ended.Add(1)
 						return
@@ -706,12 +730,16 @@ func (f *flooded) json(t *testing.T) {
 		return before + b.String() + `"last":1` + after
 	}
 	for _, r := range [][2]string{
-		{"/json", many(`{"domain":"edge","descriptors":[`, "{}", "]}")}, {"/json", many(`{"domain":"edge","descriptors":[{"entries":[`, "{}", "]}]}")},
-		{"/v1/GetRateLimits", many(`{"requests":[`, "{}", "]}")}, {"/v1/GetRateLimits", pairs(`{"requests":[{"metadata":{`, `}}]}`)},
+		{"/json", many(`{"domain":"edge","descriptors":[`, "{}", "]}")},
+		{"/json", many(`{"domain":"edge","descriptors":[{"entries":[`, "{}", "]}]}")},
+		{"/v1/GetRateLimits", many(`{"requests":[`, "{}", "]}")},
+		{"/v1/GetRateLimits", pairs(`{"requests":[{"metadata":{`, `}}]}`)},
 		{"/v1/checks", many(`{"checks":[`, "{}", "]}")}, {"/v1/reserves", many(`{"reserves":[`, "{}", "]}")},
 		{"/v1/extends", many(`{"extends":[`, "{}", "]}")}, {"/v1/commits", many(`{"commits":[`, "{}", "]}")},
-		{"/v1/charge", pairs(`{"policy":"log","key":"k","usage":{`, "}}")}, {"/v1/reserve", pairs(`{"policy":"log","key":"k","usage":{`, "}}")},
-		{"/v1/check", many(`{"policy":"log","key":"k","limit":[`, "[]", "]}")}, {"/v1/check", strings.Repeat("[", 4<<20-200)},
+		{"/v1/charge", pairs(`{"policy":"log","key":"k","usage":{`, "}}")},
+		{"/v1/reserve", pairs(`{"policy":"log","key":"k","usage":{`, "}}")},
+		{"/v1/check", many(`{"policy":"log","key":"k","limit":[`, "[]", "]}")},
+		{"/v1/check", strings.Repeat("[", 4<<20-200)},
 	} {
 		var work sync.WaitGroup
 		for range 6 {
@@ -738,7 +766,9 @@ func (f *flooded) reservations(t *testing.T) {
 				in := &kuadrantpb.ReserveRequest{Domain: "edge", Amount: 1, Ttl: durationpb.New(time.Hour)}
 				for i := range 100 {
 					value := fmt.Sprint(strings.Repeat("x", 900), w, " ", n, " ", i)
-					in.Descriptors = append(in.Descriptors, &common.RateLimitDescriptor{Entries: []*common.RateLimitDescriptor_Entry{{Key: "week", Value: value}}})
+					in.Descriptors = append(in.Descriptors,
+						&common.RateLimitDescriptor{Entries: []*common.RateLimitDescriptor_Entry{{Key: "week",
+							Value: value}}})
 				}
 				if _, err := c.Reserve(t.Context(), in); err == nil {
 					kept.Add(1)
@@ -783,7 +813,8 @@ func (f *flooded) buckets(t *testing.T) {
 func sendRaw(ctx context.Context, conn *grpc.ClientConn, method string, body []byte) {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, grpc.ForceCodec(rawCodec{}))
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method,
+		grpc.ForceCodec(rawCodec{}))
 	if err != nil {
 		return
 	}

@@ -37,11 +37,14 @@ import (
 const clientsCommand = "clients"
 
 var (
-	clientsFlag = flag.Int("clients", 0, "run TestClients with so many Go clients, beside -clients-memory, -clients-rate and -clients-for; 0: skip it unless -quiet is given, and then 2000")
+	clientsFlag = flag.Int("clients", 0,
+		"run TestClients with so many Go clients, beside -clients-memory, -clients-rate and -clients-for; 0: skip it unless -quiet is given, and then 2000")
 	clientsMem  = flag.Int64("clients-memory", 512, "the nodes' memory in TestClients, in MiB")
 	clientsRate = flag.Float64("clients-rate", 2, "checks a second of each client in TestClients")
-	clientsFor  = flag.Duration("clients-for", 10*time.Second, "how long the clients of TestClients ask once all are connected")
-	clientsRaw  = flag.Bool("clients-raw", false, "clients of TestClients are bare gRPC connections with one CheckStream each, at the first node alone")
+	clientsFor  = flag.Duration("clients-for", 10*time.Second,
+		"how long the clients of TestClients ask once all are connected")
+	clientsRaw = flag.Bool("clients-raw", false,
+		"clients of TestClients are bare gRPC connections with one CheckStream each, at the first node alone")
 )
 
 // clientsPlan says what a process of clients does.
@@ -68,7 +71,8 @@ type clientsReport struct {
 }
 
 func newClientsReport() *clientsReport {
-	return &clientsReport{Allowed: make(map[string]int64), Errors: make(map[string]int64), Warnings: make(map[string]int64)}
+	return &clientsReport{Allowed: make(map[string]int64), Errors: make(map[string]int64),
+		Warnings: make(map[string]int64)}
 }
 
 func (r *clientsReport) add(other *clientsReport) {
@@ -77,7 +81,8 @@ func (r *clientsReport) add(other *clientsReport) {
 	r.Failed += other.Failed
 	r.Own += other.Own
 	r.Slowest = max(r.Slowest, other.Slowest)
-	for _, m := range []struct{ to, from map[string]int64 }{{r.Allowed, other.Allowed}, {r.Errors, other.Errors}, {r.Warnings, other.Warnings}} {
+	for _, m := range []struct{ to, from map[string]int64 }{{r.Allowed, other.Allowed}, {r.Errors, other.Errors},
+		{r.Warnings, other.Warnings}} {
 		for k, n := range m.from {
 			m.to[k] += n
 		}
@@ -165,7 +170,8 @@ func runClients(text string) error {
 
 // askFor asks at the plan's rate for as long as it says; the clients' checks are spread over the time between two of
 // one.
-func (r *clientsReport) askFor(ctx context.Context, plan *clientsPlan, i int, ask func(context.Context, *clientsReport) error) error {
+func (r *clientsReport) askFor(ctx context.Context, plan *clientsPlan, i int,
+	ask func(context.Context, *clientsReport) error) error {
 	pause := time.Duration(float64(time.Second) / plan.Rate)
 	select {
 	case <-time.After(pause * time.Duration(i) / time.Duration(plan.Number)):
@@ -188,15 +194,19 @@ func (r *clientsReport) askFor(ctx context.Context, plan *clientsPlan, i int, as
 }
 
 // dialClient connects a client from its address. ask asks one check.
-func dialClient(ctx context.Context, plan *clientsPlan, number int, log slog.Handler) (ask func(context.Context, *clientsReport) error, closing func(), err error) {
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, byte(192+number/62500), byte(number/250%250), byte(1+number%250))}}
-	dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) })
+func dialClient(ctx context.Context, plan *clientsPlan, number int,
+	log slog.Handler) (ask func(context.Context, *clientsReport) error, closing func(), err error) {
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, byte(192+number/62500), byte(number/250%250),
+		byte(1+number%250))}}
+	dial := grpc.WithContextDialer(
+		func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) })
 	n := number
 	key := func() string { n++; return fmt.Sprintf("key-%d", n%plan.Keys) }
 	if plan.Raw {
 		return dialRaw(ctx, plan, dial, key)
 	}
-	c, err := client.Dial(ctx, strings.Join(plan.Nodes, ","), client.WithOnError(client.FailClosed), client.WithTimeout(5*time.Second),
+	c, err := client.Dial(ctx, strings.Join(plan.Nodes, ","), client.WithOnError(client.FailClosed),
+		client.WithTimeout(5*time.Second),
 		client.WithLogger(slog.New(log)), client.WithDialOptions(dial))
 	if err != nil {
 		return nil, nil, err
@@ -233,8 +243,10 @@ func (r *clientsReport) answered(key string, took time.Duration, allowed, failed
 }
 
 // dialRaw is dialClient of a bare connection with one stream.
-func dialRaw(ctx context.Context, plan *clientsPlan, dial grpc.DialOption, key func() string) (func(context.Context, *clientsReport) error, func(), error) {
-	conn, err := grpc.NewClient("passthrough:///"+plan.Nodes[0], grpc.WithTransportCredentials(insecure.NewCredentials()), dial)
+func dialRaw(ctx context.Context, plan *clientsPlan, dial grpc.DialOption,
+	key func() string) (func(context.Context, *clientsReport) error, func(), error) {
+	conn, err := grpc.NewClient("passthrough:///"+plan.Nodes[0],
+		grpc.WithTransportCredentials(insecure.NewCredentials()), dial)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -279,7 +291,8 @@ type clientsProcess struct {
 // startClients starts a process of clients, which is killed when the test ends.
 func startClients(t *testing.T, plan clientsPlan) *clientsProcess {
 	t.Helper()
-	p := &clientsProcess{cmd: exec.Command(must.Value(os.Executable())(t), clientsCommand, string(must.Value(json.Marshal(plan))(t)))}
+	p := &clientsProcess{cmd: exec.Command(must.Value(os.Executable())(t), clientsCommand,
+		string(must.Value(json.Marshal(plan))(t)))}
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	p.stdin = must.Value(p.cmd.StdinPipe())(t)
 	must.NoError(t, p.cmd.Start())
@@ -311,9 +324,13 @@ func TestClients(t *testing.T) {
 		number = 2000
 	}
 	const keys, limit, each = 100, 200, 1000
-	f := newFleet(t, 3, fmt.Sprintf("policies:\n  - {name: shared, algorithm: fixed_window, limit: %d, window: 24h, on_error: closed}\n", limit), nil)
+	f := newFleet(t, 3, fmt.Sprintf(
+		"policies:\n  - {name: shared, algorithm: fixed_window, limit: %d, window: 24h, on_error: closed}\n", limit),
+		nil)
 	if *clientsRaw {
-		f = newFleet(t, 1, fmt.Sprintf("policies:\n  - {name: shared, algorithm: fixed_window, limit: %d, window: 24h, on_error: closed}\n", limit), nil)
+		f = newFleet(t, 1, fmt.Sprintf(
+			"policies:\n  - {name: shared, algorithm: fixed_window, limit: %d, window: 24h, on_error: closed}\n",
+			limit), nil)
 	}
 	raiseFiles(t, 3*uint64(each)+1000)
 	groups := make([]*cgroup, len(f.members))
@@ -330,20 +347,25 @@ func TestClients(t *testing.T) {
 	began := time.Now()
 	for first := 0; first < number; first += each {
 		processes = append(processes, startClients(t, clientsPlan{
-			Nodes: nodes, First: first, Number: min(each, number-first), Raw: *clientsRaw, Rate: *clientsRate, For: *clientsFor, Keys: keys,
+			Nodes: nodes, First: first, Number: min(each, number-first), Raw: *clientsRaw, Rate: *clientsRate,
+			For: *clientsFor, Keys: keys,
 		}))
 	}
 	for _, p := range processes {
-		eventually(t, 4*waitTimeout, "all clients to be connected", func() bool { return strings.HasPrefix(p.stdout.String(), "connected\n") })
+		eventually(t, 4*waitTimeout, "all clients to be connected",
+			func() bool { return strings.HasPrefix(p.stdout.String(), "connected\n") })
 	}
 	t.Logf("%d clients connected in %v", number, time.Since(began).Round(time.Millisecond))
 	logNodes := func(when string) {
 		for i, m := range f.members {
 			now, page := m.footprint(), m.metrics()
 			t.Logf("%s: %s: %d MiB of %d at its peak, heap %d MiB (before %d), stacks %d MiB, %d goroutines (before %d); %v connections of %v, %v streams, %d MiB counted of %d", when, m.name,
-				groups[i].peak()>>20, *clientsMem, now.heap>>20, before.heap>>20, int64(page.value("go_memstats_stack_inuse_bytes"))>>20, now.goroutines, before.goroutines,
-				page.value("weir_connections", "listener", "grpc"), page.value("weir_connections_max", "listener", "grpc"),
-				page.value("weir_calls", "kind", "stream"), int64(page.value("weir_callers_bytes"))>>20, int64(page.value("weir_callers_bytes_max"))>>20)
+				groups[i].peak()>>20, *clientsMem, now.heap>>20, before.heap>>20,
+				int64(page.value("go_memstats_stack_inuse_bytes"))>>20, now.goroutines, before.goroutines,
+				page.value("weir_connections", "listener", "grpc"),
+				page.value("weir_connections_max", "listener", "grpc"),
+				page.value("weir_calls", "kind", "stream"), int64(page.value("weir_callers_bytes"))>>20,
+				int64(page.value("weir_callers_bytes_max"))>>20)
 		}
 	}
 	logNodes("connected")
@@ -356,9 +378,11 @@ func TestClients(t *testing.T) {
 	}
 	logNodes("asked")
 	t.Logf("%d checks in %v by %d clients, %d answered by a fail policy, %d of them by the client's, slowest %v; errors %v; warnings %v",
-		total.Checks, *clientsFor, total.Connected, total.Failed, total.Own, total.Slowest, total.Errors, total.Warnings)
+		total.Checks, *clientsFor, total.Connected, total.Failed, total.Own, total.Slowest, total.Errors,
+		total.Warnings)
 	expect.True(t, total.Connected == number && len(total.Errors) == 0 && total.Failed == 0,
-		"%d of %d clients connected; %d checks were answered by a fail policy, %d of them by the client's; errors %v", total.Connected, number, total.Failed, total.Own, total.Errors)
+		"%d of %d clients connected; %d checks were answered by a fail policy, %d of them by the client's; errors %v",
+		total.Connected, number, total.Failed, total.Own, total.Errors)
 	for _, key := range slices.Sorted(maps.Keys(total.Allowed)) {
 		n := total.Allowed[key]
 		expect.True(t, n <= limit, "%s: %d admitted, the limit is %d", key, n, limit)

@@ -192,7 +192,8 @@ func TestExactOverAllProtocols(t *testing.T) {
 			quick := []asker{clientAsker(c.Policy(name))}
 			var commands []asker
 			for i, p := range nodes {
-				quick = append(quick, httpAsker(p, fmt.Sprintf(`"policy":%q`, name)), grpcAsker(grpcs[i], &weirv1.Target{Policy: name}))
+				quick = append(quick, httpAsker(p, fmt.Sprintf(`"policy":%q`, name)),
+					grpcAsker(grpcs[i], &weirv1.Target{Policy: name}))
 				commands = append(commands, commandAsker(t, p, "--policy", name))
 			}
 			mixed(t, keysNamed("key", 3), quick, commands)
@@ -245,7 +246,8 @@ func startTraffic(t *testing.T, nodes []*process, policy string, callers int) *t
 					if d.FailedOpen {
 						tr.failedOpen.Add(1)
 					}
-					tr.slowest.Store(max(tr.slowest.Load(), int64(time.Since(asked)))) // nearly: it is only shown and bounded
+					// nearly: it is only shown and bounded
+					tr.slowest.Store(max(tr.slowest.Load(), int64(time.Since(asked))))
 				}
 			})
 		}
@@ -268,7 +270,8 @@ func (tr *traffic) stop(t *testing.T, limit time.Duration) {
 	close(tr.quit)
 	tr.work.Wait()
 	slowest := time.Duration(tr.slowest.Load())
-	t.Logf("%d checks answered, %d of them by on_error, the slowest after %v", tr.answered.Load(), tr.failedOpen.Load(), slowest.Round(time.Millisecond))
+	t.Logf("%d checks answered, %d of them by on_error, the slowest after %v", tr.answered.Load(), tr.failedOpen.Load(),
+		slowest.Round(time.Millisecond))
 	expect.True(t, !*quiet || slowest <= limit, "a check took %v, more than %v", slowest, limit)
 }
 
@@ -355,15 +358,18 @@ func TestBansMove(t *testing.T) {
 		ask(nodes[0], "tried", key, 4)
 		ask(nodes[1], "tried", key, 1)
 	}
-	expect.Equal(t, [2]float64{tried("allowed"), tried("refused")}, [2]float64{30, 30}, "the candidate allowed and refused")
+	expect.Equal(t, [2]float64{tried("allowed"), tried("refused")}, [2]float64{30, 30},
+		"the candidate allowed and refused")
 	nodes[0].terminate()
 	nodes = nodes[1:]
 	before := tried("refused")
 	for i, key := range keys {
 		d := ask(nodes[i%2], "banned", key, 1)
 		expect.True(t, !d.Allowed && d.Banned && d.RetryAfterMS != nil &&
-			*d.RetryAfterMS <= time.Hour.Milliseconds() && *d.RetryAfterMS >= 50*time.Minute.Milliseconds(), "%s: %+v", key, d)
+			*d.RetryAfterMS <= time.Hour.Milliseconds() && *d.RetryAfterMS >= 50*time.Minute.Milliseconds(), "%s: %+v",
+			key, d)
 		ask(nodes[i%2], "tried", key, 1)
 	}
-	expect.Equal(t, tried("refused")-before, 30, "keys whose limit was used up that the candidate refused after a node has left")
+	expect.Equal(t, tried("refused")-before, 30,
+		"keys whose limit was used up that the candidate refused after a node has left")
 }

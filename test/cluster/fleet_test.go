@@ -120,7 +120,8 @@ func (f *fleet) reach(m *member) {
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return f.dial(ctx, "tcp", addr) }),
 		// A node that was away is to be asked again as soon as it is back.
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1, MaxDelay: 20 * time.Millisecond},
+			Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1,
+				MaxDelay: 20 * time.Millisecond},
 			MinConnectTimeout: 5 * time.Second,
 		}),
 	))(f.t)
@@ -259,7 +260,8 @@ func (m *member) trouble(size int) string {
 		}
 	}
 	if !st.Ready || len(st.Members) != size {
-		return fmt.Sprintf("%s is ready %t (%s), sees %d members of %d", m.name, st.Ready, st.ReadyDetail, len(st.Members), size)
+		return fmt.Sprintf("%s is ready %t (%s), sees %d members of %d", m.name, st.Ready, st.ReadyDetail,
+			len(st.Members), size)
 	}
 	return ""
 }

@@ -48,9 +48,11 @@ func startGuarded(t *testing.T) (nodes []*process, token string) {
 	operator, operatorHash := issue()
 	access := writeFile(t, "access.yaml", fmt.Sprintf(
 		"callers:\n  - {name: gateway, tokens: [%q], roles: [check], policies: [web]}\n  - {name: operator, tokens: [%q], roles: [check, read], policies: [web]}\n", hash, operatorHash))
-	policies := writeFile(t, "policies.yaml", fmt.Sprintf("policies:\n  - {name: web, algorithm: sliding_log, limit: %d, window: 1h}\n", gatewayLimit))
+	policies := writeFile(t, "policies.yaml",
+		fmt.Sprintf("policies:\n  - {name: web, algorithm: sliding_log, limit: %d, window: 1h}\n", gatewayLimit))
 	for i := range 3 {
-		args := []string{"--name", fmt.Sprintf("n%d", i), "--policies", policies, "--access-file", access, "--trusted-proxies", "127.0.0.1"}
+		args := []string{"--name", fmt.Sprintf("n%d", i), "--policies", policies, "--access-file", access,
+			"--trusted-proxies", "127.0.0.1"}
 		if i > 0 {
 			args = append(args, "--join", nodes[0].gossip)
 		}
@@ -59,7 +61,8 @@ func startGuarded(t *testing.T) (nodes []*process, token string) {
 		nodes = append(nodes, p.awaitReady())
 	}
 	for _, p := range nodes {
-		eventually(t, waitTimeout, p.name+" sees all members", func() bool { return len(p.status().Members) == len(nodes) })
+		eventually(t, waitTimeout, p.name+" sees all members",
+			func() bool { return len(p.status().Members) == len(nodes) })
 	}
 	return nodes, token
 }
@@ -179,7 +182,8 @@ func (g *gateway) conforms() {
 	for i, from := range []string{"127.0.0.2", "127.0.0.3"} {
 		for n := 1; n <= gatewayLimit; n++ {
 			// A caller has an Authorization of its own, and tries to be somebody else.
-			resp, body := g.ask(from, "POST", "/orders", "a body", "Authorization", "Bearer of-the-caller", "Weir-Authorization", "Bearer of-the-caller",
+			resp, body := g.ask(from, "POST", "/orders", "a body", "Authorization", "Bearer of-the-caller",
+				"Weir-Authorization", "Bearer of-the-caller",
 				"X-Forwarded-For", fmt.Sprintf("203.0.113.%d", n), "RateLimit", `"web";r=1000000`)
 			must.True(g.t, resp.StatusCode == http.StatusOK && body == "POST /orders a body",
 				"request %d of %s: %d %q", n, from, resp.StatusCode, body)
@@ -224,7 +228,8 @@ func TestGateways(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		example
-		withoutNodes, withoutToken int // the status of an answer when no node is there, and when Weir does not know the gateway
+		// the status of an answer when no node is there, and when Weir does not know the gateway
+		withoutNodes, withoutToken int
 	}{
 		{example{
 			program: "caddy", files: []string{"Caddyfile"},

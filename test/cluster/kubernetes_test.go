@@ -117,7 +117,8 @@ func newKubernetes(t *testing.T, ttl time.Duration, more ...variable) *kubernete
 	k.node.Env = append(openToCallers(k.node.Env), more...)
 	k.secret = nodeSecrets(t)
 	must.True(t, k.set.Spec.PodManagementPolicy == "Parallel" && k.budget != 0,
-		"the manifests ask for what is not rehearsed here: %s, maxUnavailable %d", k.set.Spec.PodManagementPolicy, k.budget)
+		"the manifests ask for what is not rehearsed here: %s, maxUnavailable %d", k.set.Spec.PodManagementPolicy,
+		k.budget)
 	must.True(t, k.port("http") == fleetHTTP && k.port("grpc") == fleetGRPC,
 		"the manifests open %v, the tests ask at %s and %s", k.node.Ports, fleetHTTP, fleetGRPC)
 	k.names = serveNames(t, k.fleet.network, k.set.Spec.ServiceName+"."+namespaceName+"."+clusterDomain, ttl)
@@ -226,7 +227,8 @@ func (k *kubernetes) create(ordinal int) {
 	p := &pod{
 		ordinal: ordinal, revision: k.revision, host: network.attach(k.addresses), started: time.Now(),
 		deleted: make(chan struct{}), gone: make(chan struct{}), hung: make(chan struct{}),
-		member: &member{name: k.set.Metadata.Name + "-" + strconv.Itoa(ordinal), ip: network.subnet + strconv.Itoa(k.addresses)},
+		member: &member{name: k.set.Metadata.Name + "-" + strconv.Itoa(ordinal),
+			ip: network.subnet + strconv.Itoa(k.addresses)},
 	}
 	k.fleet.reach(p.member)
 	arguments := k.container(p)
@@ -245,7 +247,8 @@ func (k *kubernetes) container(p *pod) []string {
 		must.NoError(k.t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
 			os.WriteFile(path, []byte(content), 0o644)))
 	}
-	write("hosts", fmt.Sprintf("127.0.0.1 localhost\n%s %s.%s %s\n", p.ip, p.name, strings.TrimSuffix(k.names.service, "."), p.name))
+	write("hosts", fmt.Sprintf("127.0.0.1 localhost\n%s %s.%s %s\n", p.ip, p.name,
+		strings.TrimSuffix(k.names.service, "."), p.name))
 	write("hostname", p.name+"\n")
 	write("resolv.conf", fmt.Sprintf("nameserver %s\nsearch %s.%[3]s %[3]s cluster.local\noptions ndots:5\n",
 		k.fleet.network.hubAddress(), namespaceName, strings.TrimSuffix(clusterDomain, ".")))
@@ -271,16 +274,19 @@ func (k *kubernetes) container(p *pod) []string {
 	must.NoError(k.t, os.Chmod(etc, 0o755))
 	user := k.set.Spec.Template.Spec.SecurityContext
 	line := []string{
-		"setpriv", fmt.Sprintf("--reuid=%d", user.RunAsUser), fmt.Sprintf("--regid=%d", user.RunAsGroup), "--clear-groups",
+		"setpriv", fmt.Sprintf("--reuid=%d", user.RunAsUser), fmt.Sprintf("--regid=%d", user.RunAsGroup),
+		"--clear-groups",
 		"--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "env", "-i", environment()[0],
 	}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		line = append(line, name+"="+env[name])
 	}
-	p.wrapper = slices.Concat(p.host.enter(), []string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc && exec "$@"`, etc}, line)
+	p.wrapper = slices.Concat(p.host.enter(),
+		[]string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc && exec "$@"`, etc}, line)
 	arguments := []string{binary(k.t)}
 	for _, a := range k.node.Args {
-		arguments = append(arguments, reference.ReplaceAllStringFunc(a, func(s string) string { return env[reference.FindStringSubmatch(s)[1]] }))
+		arguments = append(arguments,
+			reference.ReplaceAllStringFunc(a, func(s string) string { return env[reference.FindStringSubmatch(s)[1]] }))
 	}
 	return arguments
 }
@@ -348,7 +354,8 @@ func (k *kubernetes) kubelet(p *pod) {
 
 // keep probes a pod until it is to go.
 func (k *kubernetes) keep(p *pod) {
-	startup, liveness, readiness := &streak{probe: &k.node.StartupProbe}, &streak{probe: &k.node.LivenessProbe}, &streak{probe: &k.node.ReadinessProbe}
+	startup, liveness, readiness := &streak{probe: &k.node.StartupProbe}, &streak{probe: &k.node.LivenessProbe},
+		&streak{probe: &k.node.ReadinessProbe}
 	start, live, ready := startup.ticker(), liveness.ticker(), readiness.ticker()
 	defer start.Stop()
 	defer live.Stop()
@@ -544,7 +551,8 @@ func (k *kubernetes) watch(p *pod) {
 		}
 		if !seen {
 			seen = true
-			k.t.Logf("%s says that it is ready %v after its start", p.name, time.Since(p.started).Round(10*time.Millisecond))
+			k.t.Logf("%s says that it is ready %v after its start", p.name,
+				time.Since(p.started).Round(10*time.Millisecond))
 			expect.Equal(k.t, k.lacks(p), "", "%s says that it is ready, though", p.name)
 		}
 		began := time.Now()

@@ -159,7 +159,8 @@ func (l *load) ask(members ...*member) { l.rotation.Store(&members) }
 
 // without is ask of all that are asked now but some.
 func (l *load) without(gone ...*member) {
-	l.ask(slices.DeleteFunc(slices.Clone(*l.rotation.Load()), func(m *member) bool { return slices.Contains(gone, m) })...)
+	l.ask(slices.DeleteFunc(slices.Clone(*l.rotation.Load()),
+		func(m *member) bool { return slices.Contains(gone, m) })...)
 }
 
 // with is ask of all that are asked now and some more.
@@ -237,7 +238,8 @@ func (l *load) put(m *member, policy, key string, patience time.Duration) {
 // checkHTTP and checkGRPC ask a member that may be away. Their errors are short: they are counted.
 func (m *member) checkHTTP(ctx context.Context, policy, key string) (d decision, err error) {
 	body := fmt.Sprintf(`{"policy":%q,"key":%q}`, policy, key)
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+m.ip+":"+fleetHTTP+"/v1/check", strings.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+m.ip+":"+fleetHTTP+"/v1/check",
+		strings.NewReader(body))
 	if err != nil {
 		return d, err
 	}
@@ -258,7 +260,8 @@ func (m *member) checkHTTP(ctx context.Context, policy, key string) (d decision,
 }
 
 func (m *member) checkGRPC(ctx context.Context, policy, key string) (d decision, err error) {
-	response, err := m.limiter.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: policy, Key: key}}}})
+	response, err := m.limiter.Check(ctx,
+		&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: policy, Key: key}}}})
 	if err != nil {
 		return d, fmt.Errorf("grpc: %v: %.90s", grpcstatus.Code(err), grpcstatus.Convert(err).Message())
 	}
@@ -267,7 +270,8 @@ func (m *member) checkGRPC(ctx context.Context, policy, key string) (d decision,
 		return d, fmt.Errorf("grpc: %v", result.GetError())
 	}
 	a := result.GetDecision()
-	return decision{Allowed: a.Allowed, Remaining: a.Remaining, Degraded: a.Degraded, FailedOpen: a.FailedOpen, FailedClosed: a.FailedClosed}, nil
+	return decision{Allowed: a.Allowed, Remaining: a.Remaining, Degraded: a.Degraded, FailedOpen: a.FailedOpen,
+		FailedClosed: a.FailedClosed}, nil
 }
 
 // clock is an instant as the nodes' logs write it.
@@ -386,7 +390,8 @@ func (l *load) observe(m *member) {
 // peekAt is peek of a member, which must answer.
 func (m *member) peekAt(policy, key string) decision {
 	m.t.Helper()
-	code, _, answer, err := m.post("/v1/check", "application/json", fmt.Appendf(nil, `{"policy":%q,"key":%q,"cost":0}`, policy, key))
+	code, _, answer, err := m.post("/v1/check", "application/json",
+		fmt.Appendf(nil, `{"policy":%q,"key":%q,"cost":0}`, policy, key))
 	var d decision
 	if err == nil {
 		err = json.Unmarshal(answer, &d)
@@ -430,7 +435,8 @@ func (l *load) suspicions() (list []checker.Split) {
 			} else {
 				list = append(list, checker.Split{From: seen, To: until, Sides: len(l.f.members)})
 			}
-			l.t.Logf("at %s %s took %s for gone, which it was not: this machine is too busy", l.clock(seen), p.name, line[2])
+			l.t.Logf("at %s %s took %s for gone, which it was not: this machine is too busy", l.clock(seen), p.name,
+				line[2])
 		}
 	}
 	return list
@@ -466,7 +472,8 @@ func (l *load) unreachable(members ...*member) (until func(to int64)) {
 func (l *load) history(suffered faults) *checker.History {
 	suffered.splits = append(suffered.splits, l.suspicions()...)
 	h := &checker.History{
-		Policies: l.policies, Crashes: suffered.crashes, Splits: suffered.splits, QuorumLosses: suffered.quorumLosses, Usages: l.usages,
+		Policies: l.policies, Crashes: suffered.crashes, Splits: suffered.splits, QuorumLosses: suffered.quorumLosses,
+		Usages: l.usages,
 		// The clocks of one machine are one clock. A busy machine is late, to flush as well as to hand over.
 		Flush: 250 * time.Millisecond, Late: 3 * time.Second,
 	}
@@ -546,11 +553,14 @@ func TestCallersInPython(t *testing.T) {
 	page := must.Value(os.ReadFile("../../docs/callers.md"))(t)
 	programs := regexp.MustCompile("(?s)```python\n(.*?)```").FindAllStringSubmatch(string(page), -1)
 	must.True(t, len(programs) == 2, "docs/callers.md has %d Python programs, want 2", len(programs))
-	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: login, algorithm: sliding_log, limit: 2, window: 1m}\n")
+	policies := testkit.WriteFile(t, "policies.yaml",
+		"policies:\n  - {name: login, algorithm: sliding_log, limit: 2, window: 1m}\n")
 	n := startNode(t, "--policies="+policies, "--resp-port=0").awaitReady()
-	ports := strings.NewReplacer("localhost:8080", n.http, "port=6380", "port="+n.resp[strings.LastIndex(n.resp, ":")+1:])
+	ports := strings.NewReplacer("localhost:8080", n.http, "port=6380",
+		"port="+n.resp[strings.LastIndex(n.resp, ":")+1:])
 	for _, program := range programs {
-		for _, want := range []string{`^\(True, 0\.0\)\n$`, `^\(True, 0\.0\)\n$`, `^\(False, [1-5]?[0-9]\.[0-9]+\)\n$`} {
+		for _, want := range []string{`^\(True, 0\.0\)\n$`, `^\(True, 0\.0\)\n$`,
+			`^\(False, [1-5]?[0-9]\.[0-9]+\)\n$`} {
 			out, err := exec.Command(debianPython, "-c", ports.Replace(program[1])).CombinedOutput()
 			expect.True(t, err == nil && regexp.MustCompile(want).Match(out),
 				"%v: %s, want %s, of\n%s", err, out, want, program[1])

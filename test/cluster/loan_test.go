@@ -29,7 +29,8 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-var longLoans = flag.Bool("loans", false, "run the tests of loans several times over, with more faults, on a machine that does nothing else")
+var longLoans = flag.Bool("loans", false,
+	"run the tests of loans several times over, with more faults, on a machine that does nothing else")
 
 // Loans in real processes. What is judged is what borrowers have admitted, by when they did. That clocks' rates differ
 // is not seen here: processes of one machine read one clock, whose rate cannot be changed for one of them; package
@@ -45,7 +46,8 @@ const (
 
 // lentPolicies are of a window and of every durability, and of more than a sliding log.
 func lentPolicies(prefix string, window time.Duration) []checker.Policy {
-	list := everyDurability(lentLimit, window, checker.Policy{Name: "strict-sync", Kind: checker.Window, Durability: checker.Sync, Strict: true})
+	list := everyDurability(lentLimit, window,
+		checker.Policy{Name: "strict-sync", Kind: checker.Window, Durability: checker.Sync, Strict: true})
 	for i := range list {
 		list[i].Name, list[i].Lent = prefix+list[i].Name, min(window/8, time.Second)
 	}
@@ -66,7 +68,8 @@ func lend(f *fleet, policies []checker.Policy) *lending {
 	f.start(f.members...)
 	f.calm(f.members...)
 	f.decided(f.members[0], "probe-strict")
-	l := &lending{load: &load{t: f.t, f: f, policies: policies, start: time.Now(), quit: make(chan struct{})}, starved: watchStarving(f.t)}
+	l := &lending{load: &load{t: f.t, f: f, policies: policies, start: time.Now(), quit: make(chan struct{})},
+		starved: watchStarving(f.t)}
 	l.origin = monotonic() - l.now()
 	return l
 }
@@ -116,13 +119,15 @@ func (l *lending) judge() {
 		all = append(all, b.operations(l.origin)...)
 	}
 	counts := resultsOf(all)
-	h.Operations = append(h.Operations, slices.DeleteFunc(all, func(op checker.Operation) bool { return op.Result != checker.Admitted })...)
+	h.Operations = append(h.Operations,
+		slices.DeleteFunc(all, func(op checker.Operation) bool { return op.Result != checker.Admitted })...)
 	report := checker.Check(h)
 	for _, p := range l.policies {
 		c := counts[p.Name]
 		l.t.Logf("%-13s admitted %5d, refused %5d, failed %4d; of one key at most %d beyond the limit of %d", p.Name,
 			c.admitted, c.refused, c.failed, report.Excess[p.Name], p.Limit)
-		expect.True(l.t, c.admitted >= lentLimit && c.refused != 0 || l.starved(), "%s: too little was asked to tell anything", p.Name)
+		expect.True(l.t, c.admitted >= lentLimit && c.refused != 0 || l.starved(),
+			"%s: too little was asked to tell anything", p.Name)
 	}
 	tellViolations(l.t, report.Violations)
 }
@@ -233,14 +238,16 @@ func TestRestartsUnderLoans(t *testing.T) {
 			left := f.leave(m)
 			began := time.Now()
 			f.start(m)
-			t.Logf("%s: left within %v, ready again after %v", m.name, left.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+			t.Logf("%s: left within %v, ready again after %v", m.name, left.Round(time.Millisecond),
+				time.Since(began).Round(time.Millisecond))
 		}
 	}
 	t.Logf("calm after %v", f.calm(f.members...).Round(time.Millisecond))
 	full := func(name string) bool {
 		ctx := testkit.Within(t, startTimeout)
 		d, err := f.members[0].checkGRPC(ctx, name, keyNamed(0))
-		l.records = append(l.records, record{Operation: checker.Operation{Policy: name, Key: keyNamed(0), Cost: 1, Answered: l.now(), Result: checker.Failed}})
+		l.records = append(l.records, record{Operation: checker.Operation{Policy: name, Key: keyNamed(0), Cost: 1,
+			Answered: l.now(), Result: checker.Failed}})
 		r := &l.records[len(l.records)-1]
 		if err == nil && !d.FailedClosed {
 			if r.Result = checker.Refused; d.Allowed {
@@ -258,7 +265,8 @@ func TestRestartsUnderLoans(t *testing.T) {
 	for _, m := range f.members {
 		note(m)
 	}
-	t.Logf("%.0f units on loan were charged when their loans ended, %.0f recalls were not answered in time", expired, unanswered)
+	t.Logf("%.0f units on loan were charged when their loans ended, %.0f recalls were not answered in time", expired,
+		unanswered)
 	if !l.starved() {
 		expired = 0
 	}
@@ -364,7 +372,8 @@ func monotonic() int64 {
 
 // questions maps a file of records into memory, until unmap is called.
 func questions(file *os.File) (records []question, unmap func(), err error) {
-	data, err := unix.Mmap(int(file.Fd()), 0, maxQuestions*questionSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	data, err := unix.Mmap(int(file.Fd()), 0, maxQuestions*questionSize, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -391,7 +400,8 @@ func runBorrower(text string) error {
 	var next atomic.Int64
 	var asking sync.WaitGroup
 	for range plan.Clients {
-		c, err := client.Dial(ctx, plan.Address, client.WithOnError(client.FailClosed), client.WithTimeout(2*time.Second))
+		c, err := client.Dial(ctx, plan.Address, client.WithOnError(client.FailClosed),
+			client.WithTimeout(2*time.Second))
 		if err != nil {
 			return err
 		}
@@ -545,8 +555,9 @@ func (b *borrower) operations(origin int64) (all []checker.Operation) {
 			continue
 		}
 		all = append(all, checker.Operation{
-			Policy: b.plan.Policies[q.Policy], Key: keyNamed(int(q.Key)), Cost: 1, Sent: q.Sent - origin, Answered: q.Answered - origin,
-			Result: checker.Result(q.Result), Degraded: q.Degraded,
+			Policy: b.plan.Policies[q.Policy], Key: keyNamed(int(q.Key)), Cost: 1, Sent: q.Sent - origin,
+			Answered: q.Answered - origin,
+			Result:   checker.Result(q.Result), Degraded: q.Degraded,
 		})
 	}
 	return all

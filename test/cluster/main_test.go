@@ -16,7 +16,8 @@ import (
 )
 
 // quiet says that this machine does nothing else.
-var quiet = flag.Bool("quiet", false, "run the tests of overload, memory and rolling updates too, and hold nodes to times, on a machine that does nothing else")
+var quiet = flag.Bool("quiet", false,
+	"run the tests of overload, memory and rolling updates too, and hold nodes to times, on a machine that does nothing else")
 
 // needsQuiet is for tests that load a machine with more than it can do, or hold nodes to the times that manifests give
 // them.
@@ -99,7 +100,8 @@ func lookAtSources() error {
 		case d.IsDir():
 			return nil
 		}
-		if _, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // an editor's file may be gone again
+		// an editor's file may be gone again
+		if _, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		return nil

@@ -84,13 +84,14 @@ func testMemoryBound(t *testing.T, size int64) {
 			kinds[what](fl)
 		}
 		if what == "keys" { // the others begin with as much state as there may be
-			eventually(t, max(1, time.Duration(size>>29))*2*waitTimeout, what+": new keys to find no room", func() bool {
-				if target.ended() {
-					return true
-				}
-				page := target.metrics()
-				return page.value("weir_state_bytes") > page.value("weir_state_bytes_max")*4/5
-			})
+			eventually(t, max(1, time.Duration(size>>29))*2*waitTimeout, what+": new keys to find no room",
+				func() bool {
+					if target.ended() {
+						return true
+					}
+					page := target.metrics()
+					return page.value("weir_state_bytes") > page.value("weir_state_bytes_max")*4/5
+				})
 		}
 		select {
 		case <-time.After(floodFor):
@@ -101,7 +102,8 @@ func testMemoryBound(t *testing.T, size int64) {
 				t.Logf("%s: others' checks answered %d; counts %v", what, fl.quiet.Load(), fl.all())
 			}
 		}()
-		eventually(t, 2*waitTimeout, what+": others to be answered", func() bool { return fl.quiet.Load() >= quietKeys || target.ended() })
+		eventually(t, 2*waitTimeout, what+": others to be answered",
+			func() bool { return fl.quiet.Load() >= quietKeys || target.ended() })
 		took := time.Since(began)
 		stop()
 		fl.work.Wait()
@@ -123,7 +125,9 @@ func testMemoryBound(t *testing.T, size int64) {
 		})
 		now := target.footprint()
 		t.Logf("%s for %v: %d MiB of %d at its peak (others %d, %d), heap %d MiB, state %d MiB, %d keys; others' checks answered %d, slowest %v; recovered in %v; counts %v", what, took.Round(time.Millisecond),
-			groups[0].peak()>>20, size>>20, groups[1].peak()>>20, groups[2].peak()>>20, now.heap>>20, int64(target.metrics().value("weir_state_bytes"))>>20, now.keys, fl.quiet.Load(), time.Duration(fl.slowest.Load()), recovered, fl.all())
+			groups[0].peak()>>20, size>>20, groups[1].peak()>>20, groups[2].peak()>>20, now.heap>>20,
+			int64(target.metrics().value("weir_state_bytes"))>>20, now.keys, fl.quiet.Load(),
+			time.Duration(fl.slowest.Load()), recovered, fl.all())
 	}
 	// All are there still. Copies may be missing: full stores have no room for them.
 	for _, m := range f.members {
@@ -184,7 +188,8 @@ func (f *flood) all() map[string]int64 {
 
 // dial returns a client on a connection of its own.
 func (f *flood) dial() weirv1.LimiterClient {
-	conn := must.Value(grpc.NewClient("passthrough:///"+f.to.grpcAddr(), grpc.WithTransportCredentials(insecure.NewCredentials())))(f.t)
+	conn := must.Value(grpc.NewClient("passthrough:///"+f.to.grpcAddr(),
+		grpc.WithTransportCredentials(insecure.NewCredentials())))(f.t)
 	f.mu.Lock()
 	f.conns = append(f.conns, conn)
 	f.mu.Unlock()

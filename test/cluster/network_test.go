@@ -205,7 +205,8 @@ func newCgroup(t *testing.T, limit int64) *cgroup {
 		}
 		reasons = append(reasons, err)
 	}
-	t.Skipf("needs a control group with a limit of memory, which root can make where /sys/fs/cgroup may be written: %v", errors.Join(reasons...))
+	t.Skipf("needs a control group with a limit of memory, which root can make where /sys/fs/cgroup may be written: %v",
+		errors.Join(reasons...))
 	return nil
 }
 
@@ -264,7 +265,8 @@ func (g *cgroup) setLimit(bytes int64) error {
 	if !g.v2 {
 		swap = bytes // with memory
 	}
-	if err := write(g.file("memory.memsw.limit_in_bytes", "memory.swap.max"), swap); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := write(g.file("memory.memsw.limit_in_bytes", "memory.swap.max"), swap); err != nil &&
+		!errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -319,17 +321,22 @@ func TestLimitOfVersion2(t *testing.T) {
 		limits      map[string]string // files
 		want        int64
 	}{
-		"its own":            {v2, weir, map[string]string{"pods/weir/memory.max": "268435456", "pods/memory.max": "max"}, 256 << 20},
-		"of one above it":    {v2, weir, map[string]string{"pods/weir/memory.max": "max", "pods/memory.max": "536870912"}, 512 << 20},
-		"the smaller of two": {v2, weir, map[string]string{"pods/weir/memory.max": "536870912", "pods/memory.max": "268435456"}, 256 << 20},
+		"its own": {v2, weir,
+			map[string]string{"pods/weir/memory.max": "268435456", "pods/memory.max": "max"}, 256 << 20},
+		"of one above it": {v2, weir,
+			map[string]string{"pods/weir/memory.max": "max", "pods/memory.max": "536870912"}, 512 << 20},
+		"the smaller of two": {v2, weir,
+			map[string]string{"pods/weir/memory.max": "536870912", "pods/memory.max": "268435456"}, 256 << 20},
 		// As in a container, whose group is the topmost one that it sees.
 		"a namespace of groups": {v2, "0::/\n", map[string]string{"memory.max": "268435456"}, 256 << 20},
 		// The topmost group has no such file, nor has one whose parent leaves memory to itself.
-		"no file": {v2, weir, map[string]string{"pods/weir/cgroup.procs": "", "pods/memory.max": "268435456"}, 256 << 20},
+		"no file": {v2, weir, map[string]string{"pods/weir/cgroup.procs": "", "pods/memory.max": "268435456"},
+			256 << 20},
 		// Both versions are mounted, and memory is with the older one.
 		"version 1 beside it": {
 			"cgroup cgroup rw,memory", "4:memory:/pods/weir\n0::/\n",
-			map[string]string{"pods/weir/memory.limit_in_bytes": "536870912", "pods/weir/memory.stat": "cache 0\nhierarchical_memory_limit 268435456"}, 256 << 20,
+			map[string]string{"pods/weir/memory.limit_in_bytes": "536870912",
+				"pods/weir/memory.stat": "cache 0\nhierarchical_memory_limit 268435456"}, 256 << 20,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -341,16 +348,19 @@ func TestLimitOfVersion2(t *testing.T) {
 				write(os.MkdirAll(filepath.Dir(file), 0o755))
 				write(os.WriteFile(file, []byte(limit+"\n"), 0o644))
 			}
-			mounts := fmt.Appendf(nil, "30 23 0:26 / %s rw,nosuid,nodev,noexec,relatime shared:4 - %s\n", mounted, test.kind)
+			mounts := fmt.Appendf(nil, "30 23 0:26 / %s rw,nosuid,nodev,noexec,relatime shared:4 - %s\n", mounted,
+				test.kind)
 			if test.kind != v2 {
-				mounts = fmt.Appendf(mounts, "31 23 0:27 / %s rw,nosuid,nodev,noexec,relatime shared:5 - %s\n", filepath.Join(dir, "unified"), v2)
+				mounts = fmt.Appendf(mounts, "31 23 0:27 / %s rw,nosuid,nodev,noexec,relatime shared:5 - %s\n",
+					filepath.Join(dir, "unified"), v2)
 				write(os.Mkdir(filepath.Join(dir, "unified"), 0o755))
 			}
 			write(os.WriteFile(filepath.Join(dir, "cgroup"), []byte(test.group), 0o644))
 			write(os.WriteFile(filepath.Join(dir, "mountinfo"), mounts, 0o644))
 			wrapper := []string{unshare, "--mount", "sh", "-c",
 				`mount --bind "$0/cgroup" /proc/$$/cgroup && mount --bind "$0/mountinfo" /proc/$$/mountinfo && exec "$@"`, dir}
-			p := launchWith(t, wrapper, binary(t), "run", "--http-port=0", "--grpc-port=0", "--gossip-port=").awaitReady()
+			p := launchWith(t, wrapper, binary(t), "run", "--http-port=0", "--grpc-port=0",
+				"--gossip-port=").awaitReady()
 			page := p.metrics()
 			got, want := int64(page.value("go_gc_gomemlimit_bytes")), test.want/100*90
 			expect.Equal(t, got, want, "go_gc_gomemlimit_bytes")

@@ -26,7 +26,8 @@ func TestOverrides(t *testing.T) {
 	t.Parallel()
 	file, dirs := writeFile(t, "policies.yaml", limitOf(5)), t.TempDir()
 	start := func(i int, join ...string) *process {
-		return startNode(t, "--name", fmt.Sprintf("n%d", i), "--policies", file, "--data-dir", filepath.Join(dirs, fmt.Sprint(i)), "--join", strings.Join(join, ","))
+		return startNode(t, "--name", fmt.Sprintf("n%d", i), "--policies", file, "--data-dir",
+			filepath.Join(dirs, fmt.Sprint(i)), "--join", strings.Join(join, ","))
 	}
 	startAll := func() []*process {
 		first := start(0).awaitReady()
@@ -74,8 +75,10 @@ func TestOverrides(t *testing.T) {
 	for _, p := range nodes {
 		writers.Go(func() {
 			for i := range 10 {
-				p.override("PUT", "", fmt.Sprintf(`{"policy":"login","key":"contested-0","settings":{"limit":%d}}`, 100+i))
-				p.override("PUT", "", fmt.Sprintf(`{"policy":"login","key":"%s-%d","settings":{"unlimited":true}}`, p.name, i))
+				p.override("PUT", "", fmt.Sprintf(`{"policy":"login","key":"contested-0","settings":{"limit":%d}}`,
+					100+i))
+				p.override("PUT", "", fmt.Sprintf(`{"policy":"login","key":"%s-%d","settings":{"unlimited":true}}`,
+					p.name, i))
 			}
 		})
 	}
@@ -162,7 +165,8 @@ func TestReload(t *testing.T) {
 		t.Helper()
 		before := traffic.answered.Load()
 		took := eventually(t, waitTimeout, how+" applies", func() bool { return inForce(limit) })
-		t.Logf("%s applied everywhere after %v, %d checks meanwhile", how, took.Round(time.Millisecond), traffic.answered.Load()-before)
+		t.Logf("%s applied everywhere after %v, %d checks meanwhile", how, took.Round(time.Millisecond),
+			traffic.answered.Load()-before)
 	}
 	refused := func(times int) {
 		t.Helper()

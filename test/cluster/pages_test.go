@@ -37,7 +37,8 @@ func (m metricsPage) value(name string, labels ...string) float64 {
 	for _, s := range m[name].GetMetric() {
 		all := true
 		for pair := range slices.Chunk(labels, 2) {
-			all = all && slices.ContainsFunc(s.Label, func(l *dto.LabelPair) bool { return l.GetName() == pair[0] && l.GetValue() == pair[1] })
+			all = all && slices.ContainsFunc(s.Label,
+				func(l *dto.LabelPair) bool { return l.GetName() == pair[0] && l.GetValue() == pair[1] })
 		}
 		if all {
 			sum += s.GetCounter().GetValue() + s.GetGauge().GetValue() + float64(s.GetHistogram().GetSampleCount())
@@ -100,8 +101,9 @@ func TestPages(t *testing.T) {
 	})
 	t.Run("pages", func(t *testing.T) {
 		for path, want := range map[string]string{
-			"/openapi.yaml": "openapi: 3", "/healthz": `"alive":true`, "/readyz": `"ready":true`, "/v1/policies": `"name":"token_bucket"`,
-			"/v1/status": `"members":[`, "/": "/v1/check",
+			"/openapi.yaml": "openapi: 3", "/healthz": `"alive":true`, "/readyz": `"ready":true`,
+			"/v1/policies": `"name":"token_bucket"`,
+			"/v1/status":   `"members":[`, "/": "/v1/check",
 		} {
 			if code, page := nodes[1].get(path); code != http.StatusOK || !strings.Contains(page, want) {
 				t.Errorf("%s: %d, without %q: %.200s", path, code, want, page)

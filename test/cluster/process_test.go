@@ -82,7 +82,8 @@ func launchWith(t *testing.T, wrapper []string, program string, args ...string) 
 			expect.True(t, !strings.Contains(p.stderr.String(), sign), "weir %s: %s", strings.Join(args, " "), sign)
 		}
 		if t.Failed() {
-			t.Logf("weir %s (pid %d, %v) wrote:\n%s%s", strings.Join(args, " "), p.cmd.Process.Pid, p.cmd.ProcessState, &p.stdout, &p.stderr)
+			t.Logf("weir %s (pid %d, %v) wrote:\n%s%s", strings.Join(args, " "), p.cmd.Process.Pid, p.cmd.ProcessState,
+				&p.stdout, &p.stderr)
 		}
 	})
 	return p
@@ -96,7 +97,8 @@ func startNode(t *testing.T, args ...string) *process {
 		"--timeout=20s"}, args...)...)
 }
 
-var readyLine = regexp.MustCompile(`(?m)^weir ready name=(\S*) http=(\S*) grpc=(\S*) gossip=(\S*) peer=(\S*)(?: resp=(\S*))?$`)
+var readyLine = regexp.MustCompile(
+	`(?m)^weir ready name=(\S*) http=(\S*) grpc=(\S*) gossip=(\S*) peer=(\S*)(?: resp=(\S*))?$`)
 
 // awaitReady waits for the ready line and takes the addresses from it.
 func (p *process) awaitReady() *process {
@@ -295,7 +297,8 @@ func testCheck(t *testing.T, nodes []*process) {
 			said, other = stderr, stdout
 		}
 		expect.True(t, code == c.code && strings.Contains(said, c.want) && other == "",
-			"weir %s: exit status %d, want %d and %q\nstdout: %s\nstderr: %s", c.args, code, c.code, c.want, stdout, stderr)
+			"weir %s: exit status %d, want %d and %q\nstdout: %s\nstderr: %s", c.args, code, c.code, c.want, stdout,
+			stderr)
 	}
 }
 
@@ -346,7 +349,8 @@ func testStatus(t *testing.T, nodes []*process) {
 }
 
 func allReachable(status map[string]any) bool {
-	return !slices.ContainsFunc(status["members"].([]any), func(m any) bool { return m.(map[string]any)["reachable"] != true })
+	return !slices.ContainsFunc(status["members"].([]any),
+		func(m any) bool { return m.(map[string]any)["reachable"] != true })
 }
 
 // steady is a status with 0 for every number of a member that changes from one look to the next.
@@ -366,7 +370,8 @@ func steady(status map[string]any) map[string]any {
 
 func TestValidate(t *testing.T) {
 	good := writeFile(t, "good.yaml", exactPolicies)
-	bad := writeFile(t, "bad.yaml", "policies:\n  - name: a\n    algorithm: sliding_log\n    limit: 0\n    window: 1m\n    colour: red\n")
+	bad := writeFile(t, "bad.yaml",
+		"policies:\n  - name: a\n    algorithm: sliding_log\n    limit: 0\n    window: 1m\n    colour: red\n")
 	empty := writeFile(t, "empty.yaml", "")
 	for _, c := range []struct {
 		args []string
@@ -423,7 +428,8 @@ func TestLogReaderStalls(t *testing.T) {
 	must.NoError(t, err)
 	defer pipe.Close()
 	p := launchWith(t, []string{bash, "-c", `exec "$0" "$@" >"` + fifo + `" 2>&1`}, binary(t),
-		"run", "--http-port=0", "--grpc-port=0", "--gossip-port=0", "--peer-port=0", "--log-level=debug", "--audit-log=stderr")
+		"run", "--http-port=0", "--grpc-port=0", "--gossip-port=0", "--peer-port=0", "--log-level=debug",
+		"--audit-log=stderr")
 	var said bytes.Buffer
 	for some := make([]byte, 1024); !readyLine.Match(said.Bytes()); {
 		must.NoError(t, pipe.SetReadDeadline(time.Now().Add(startTimeout)))
@@ -440,7 +446,8 @@ func TestLogReaderStalls(t *testing.T) {
 		log, path, body string
 		want            int
 	}{
-		{"audit", "/v1/refund", `{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"cost":1,"key":"` + key + `"}`, http.StatusOK},
+		{"audit", "/v1/refund", `{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"cost":1,"key":"` + key +
+			`"}`, http.StatusOK},
 		{"log", "/v1/check", `{"policy":"none","key":"` + key + `"}`, http.StatusNotFound},
 	} {
 		p.eventually(2*time.Minute, "lines to be dropped of the "+one.log, func() bool {
@@ -468,10 +475,12 @@ func TestSecondSignal(t *testing.T) {
 	n, err := conn.Read(answer)
 	must.True(t, err == nil && strings.HasPrefix(string(answer[:n]), "HTTP/1.1 100 "), "%q, %v", answer[:n], err)
 	p.signal(syscall.SIGTERM)
-	p.eventually(stopTimeout, "the log to say that it stops", func() bool { return strings.Contains(p.stderr.String(), `msg="node stopping" grace=10m`) })
+	p.eventually(stopTimeout, "the log to say that it stops",
+		func() bool { return strings.Contains(p.stderr.String(), `msg="node stopping" grace=10m`) })
 	p.signal(syscall.SIGTERM)
 	expect.Equal(t, p.exit(stopTimeout), 2, "ended with %v", p.cmd.ProcessState)
-	for _, want := range []string{`msg="stop aborted by another signal" signal=terminated`, "weir: terminated while stopping"} {
+	for _, want := range []string{`msg="stop aborted by another signal" signal=terminated`,
+		"weir: terminated while stopping"} {
 		expect.True(t, strings.Contains(p.stderr.String(), want), "does not say %q", want)
 	}
 }

@@ -34,7 +34,8 @@ const fleetRESP = "6380"
 
 // respClient is a client of the Redis protocol.
 func respClient(t *testing.T, address string, protocol int) *redis.Client {
-	c := redis.NewClient(&redis.Options{Addr: address, Protocol: protocol, ReadTimeout: 20 * time.Second, MaxRetries: -1})
+	c := redis.NewClient(&redis.Options{Addr: address, Protocol: protocol, ReadTimeout: 20 * time.Second,
+		MaxRetries: -1})
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -130,7 +131,8 @@ func TestRESP(t *testing.T) {
 					got[2] == int64(max(15-n, 0)), "protocol %d, command %d: %v, %v", i+2, n, got, err)
 			}
 			// The same state over HTTP, through another node.
-			d, err := nodes[0].check(fmt.Sprintf(`{"namespace":"redis","key":%q,"limit":{"algorithm":"token_bucket","limit":16,"window":"24h","capacity":16}}`, keys[i]))
+			d, err := nodes[0].check(
+				fmt.Sprintf(`{"namespace":"redis","key":%q,"limit":{"algorithm":"token_bucket","limit":16,"window":"24h","capacity":16}}`, keys[i]))
 			expect.True(t, err == nil && !d.Allowed && d.Limit == 16 && d.Remaining == 0, "over HTTP: %+v, %v", d, err)
 			got, err := weirCheck(t.Context(), c, "WEIR.CHECK", "token_bucket", keys[i], 100)
 			expect.True(t, err == nil && got["allowed"] && !got["failed_open"], "WEIR.CHECK: %v, %v", got, err)
@@ -144,8 +146,10 @@ func TestRESP(t *testing.T) {
 	t.Run("redis-cli", func(t *testing.T) {
 		ask := redisTool(t, "redis-cli", entry.resp)
 		for _, c := range []struct{ args, want string }{
-			{"PING", "PONG"}, {"CL.THROTTLE " + keys[2] + " 15 30 60", "0\n16\n15\n-1\n2"}, {"CL.THROTTLE " + keys[2] + " 15 30 60 17", "1\n16\n15\n-1\n2"},
-			{"-3 --json WEIR.PEEK token_bucket " + keys[2], `{"allowed":true,"limit":100,"remaining":100,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":0,"shadow":false,"degraded":false,"failed_open":false,"near_limit":false,"banned":false}`},
+			{"PING", "PONG"}, {"CL.THROTTLE " + keys[2] + " 15 30 60", "0\n16\n15\n-1\n2"},
+			{"CL.THROTTLE " + keys[2] + " 15 30 60 17", "1\n16\n15\n-1\n2"},
+			{"-3 --json WEIR.PEEK token_bucket " + keys[2],
+				`{"allowed":true,"limit":100,"remaining":100,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":0,"shadow":false,"degraded":false,"failed_open":false,"near_limit":false,"banned":false}`},
 			{"GET a", "ERR unknown command 'GET', with args beginning with: 'a'"}, {"COMMAND COUNT", "13"},
 		} {
 			expect.Equal(t, strings.TrimSpace(ask(strings.Fields(c.args)...)), c.want, "redis-cli %s", c.args)
@@ -154,7 +158,8 @@ func TestRESP(t *testing.T) {
 
 	t.Run("redis-benchmark", func(t *testing.T) {
 		// 32 connections with 50 commands on their way ask one key, of which a hundred are to pass.
-		out := redisTool(t, "redis-benchmark", entry.resp)("-n", "5000", "-c", "32", "-P", "50", "--csv", "WEIR.CHECK", "token_bucket", keys[3])
+		out := redisTool(t, "redis-benchmark", entry.resp)("-n", "5000", "-c", "32", "-P", "50", "--csv", "WEIR.CHECK",
+			"token_bucket", keys[3])
 		expect.True(t, !strings.Contains(strings.ToLower(out), "error from server"), "it says: %s", out)
 		d := nodes[2].peek("token_bucket", keys[3])
 		expect.True(t, d.Remaining == 0 && !d.Allowed, "afterwards: %+v", d)
@@ -163,7 +168,8 @@ func TestRESP(t *testing.T) {
 	t.Run("exact", func(t *testing.T) {
 		var askers []asker
 		for i, p := range nodes {
-			askers = append(askers, respAsker(respClient(t, p.resp, 2+i%2), "sliding_log"), httpAsker(p, `"policy":"sliding_log"`))
+			askers = append(askers, respAsker(respClient(t, p.resp, 2+i%2), "sliding_log"),
+				httpAsker(p, `"policy":"sliding_log"`))
 		}
 		wantEach(t, ask(t, keysNamed("resp", 3), 300, askers), 100)
 	})
@@ -179,7 +185,8 @@ func redisTool(t *testing.T, name, address string) func(args ...string) string {
 	host, port, err := net.SplitHostPort(address)
 	must.NoError(t, err)
 	return func(args ...string) string {
-		out, err := exec.CommandContext(t.Context(), path, append([]string{"-h", host, "-p", port}, args...)...).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), path,
+			append([]string{"-h", host, "-p", port}, args...)...).CombinedOutput()
 		must.True(t, err == nil, "%s %v: %v: %s", name, args, err, out)
 		return string(out)
 	}
@@ -323,7 +330,8 @@ func TestGubernator(t *testing.T) {
 		expect.True(t, err == nil && code == http.StatusOK &&
 			strings.Contains(strings.ReplaceAll(string(text), " ", ""), `"remaining":"3"`),
 			"negative hits as JSON: %d %s, %v", code, text, err)
-		d, err := nodes[0].check(fmt.Sprintf(`{"namespace":"gubernator/requests","limit":{"algorithm":"fixed_window","limit":16,"window":"24h"},"key":%q,"cost":2}`, key))
+		d, err := nodes[0].check(
+			fmt.Sprintf(`{"namespace":"gubernator/requests","limit":{"algorithm":"fixed_window","limit":16,"window":"24h"},"key":%q,"cost":2}`, key))
 		expect.True(t, err == nil && d.Allowed && d.Remaining == 1, "as an inline limit: %+v, %v", d, err)
 		drain := bucketOf(key, 5)
 		drain.Behavior = pb.Behavior_DRAIN_OVER_LIMIT
@@ -363,7 +371,8 @@ func TestGubernator(t *testing.T) {
 		for _, p := range nodes {
 			caller := v1Caller(t, p.grpc)
 			askers = append(askers, func(ctx context.Context, key string) (bool, error) {
-				out, err := caller(ctx, &pb.RateLimitReq{Name: "exact", UniqueKey: key, Hits: 1, Limit: 100, Duration: 3_600_000, Behavior: pb.Behavior_GLOBAL})
+				out, err := caller(ctx, &pb.RateLimitReq{Name: "exact", UniqueKey: key, Hits: 1, Limit: 100,
+					Duration: 3_600_000, Behavior: pb.Behavior_GLOBAL})
 				if err == nil && out[0].Error != "" {
 					err = errors.New(out[0].Error)
 				}
@@ -407,7 +416,8 @@ func descriptorsOf(key string, hits int, values ...string) (list []*common.RateL
 }
 
 // rateLimit adds hits, negative ones too, to descriptors of one key.
-func rateLimit(ctx context.Context, c ratelimitv3.RateLimitServiceClient, key string, hits int, values ...string) (*ratelimitv3.RateLimitResponse, error) {
+func rateLimit(ctx context.Context, c ratelimitv3.RateLimitServiceClient, key string, hits int,
+	values ...string) (*ratelimitv3.RateLimitResponse, error) {
 	in := &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: descriptorsOf(key, hits, values...)}
 	out, err := c.ShouldRateLimit(ctx, in, grpc.WaitForReady(true))
 	if err == nil && len(out.Statuses) != len(values) {
@@ -419,14 +429,16 @@ func rateLimit(ctx context.Context, c ratelimitv3.RateLimitServiceClient, key st
 // TestEnvoy: go-control-plane's generated client, through a node that owns nothing of what is asked.
 func TestEnvoy(t *testing.T) {
 	t.Parallel()
-	nodes := startCluster(t, 3, "--envoy-config", envoyDir(t), "--policies", writeFile(t, "policies.yaml", exactPolicies), "--no-inline")
+	nodes := startCluster(t, 3, "--envoy-config", envoyDir(t), "--policies",
+		writeFile(t, "policies.yaml", exactPolicies), "--no-inline")
 	entry := nodes[1]
 	own, third := rateLimiter(t, entry.grpc), rateLimiter(t, nodes[2].grpc)
 	keys := foreign(t, entry, func(key string) error {
 		_, err := rateLimit(t.Context(), own, "user", 0, key)
 		return err
 	}, 4)
-	want := func(c ratelimitv3.RateLimitServiceClient, key string, hits int, code ratelimitv3.RateLimitResponse_Code, left uint32) {
+	want := func(c ratelimitv3.RateLimitServiceClient, key string, hits int, code ratelimitv3.RateLimitResponse_Code,
+		left uint32) {
 		t.Helper()
 		out := must.Value(rateLimit(t.Context(), c, "user", hits, key))(t)
 		st := out.Statuses[0]
@@ -444,7 +456,8 @@ func TestEnvoy(t *testing.T) {
 		want(third, key, 0, over, 0)
 		want(third, key, -3, ok, 1)
 		want(own, key, 0, ok, 1)
-		code, _, text, err := nodes[0].post("/json", "application/json", []byte(`{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"`+key+`"}],"hitsAddend":2}]}`))
+		code, _, text, err := nodes[0].post("/json", "application/json",
+			[]byte(`{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"`+key+`"}],"hitsAddend":2}]}`))
 		expect.True(t, err == nil && code == http.StatusTooManyRequests && strings.Contains(string(text), "OVER_LIMIT"),
 			"as JSON: %d %s, %v", code, text, err)
 	}

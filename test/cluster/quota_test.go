@@ -67,8 +67,11 @@ type dataPlane struct {
 	seed  maphash.Seed // of the slots of time in which it is asked about a key
 	nodes []*member    // which it connects to in turn
 	next  int
-	ratio bool // a bucket that replaces another one has as much of it left, as in Envoy's newer versions; otherwise it is full
-	rate  int  // requests in a second, of which a key gets its part in every second slot of time or so, to have units left in the others
+	// a bucket that replaces another one has as much of it left, as in Envoy's newer versions; otherwise it is full
+	ratio bool
+	// requests in a second, of which a key gets its part in every second slot of time or so, to have units left in the
+	// others
+	rate int
 
 	buckets  map[quotaKey]*planeBucket
 	send     func(*quotav3.RateLimitQuotaUsageReports) error // nil: there is no stream
@@ -96,7 +99,8 @@ type planeBucket struct {
 // startDataPlane starts one that connects to nodes in turn, each time that its stream has ended. It ends with the load.
 func startDataPlane(l *load, ratio bool, rate int, nodes ...*member) *dataPlane {
 	p := &dataPlane{
-		l: l, seed: maphash.MakeSeed(), nodes: nodes, ratio: ratio, rate: rate, buckets: make(map[quotaKey]*planeBucket), received: make(chan *quotav3.RateLimitQuotaResponse),
+		l: l, seed: maphash.MakeSeed(), nodes: nodes, ratio: ratio, rate: rate,
+		buckets: make(map[quotaKey]*planeBucket), received: make(chan *quotav3.RateLimitQuotaResponse),
 	}
 	l.work.Go(p.run)
 	return p
@@ -199,7 +203,8 @@ func (l *load) grab(m *member) {
 	for _, p := range l.policies {
 		for back := range min(quotaKeys, l.newestQuotaKey()+1) {
 			in.Checks = append(in.Checks, &weirv1.Check{
-				Target: &weirv1.Target{Policy: p.Name, Key: keyNamed(l.newestQuotaKey() - back)}, Cost: proto.Int64(quotaLimit), Partial: true,
+				Target: &weirv1.Target{Policy: p.Name, Key: keyNamed(l.newestQuotaKey() - back)},
+				Cost:   proto.Int64(quotaLimit), Partial: true,
 			})
 		}
 	}
@@ -209,7 +214,8 @@ func (l *load) grab(m *member) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, r := range out.Results {
-		op := checker.Operation{Policy: in.Checks[i].Target.Policy, Key: in.Checks[i].Target.Key, Sent: sent, Answered: answered, Result: checker.Admitted}
+		op := checker.Operation{Policy: in.Checks[i].Target.Policy, Key: in.Checks[i].Target.Key, Sent: sent,
+			Answered: answered, Result: checker.Admitted}
 		if op.Cost = r.GetDecision().GetGranted(); op.Cost > 0 && r.GetDecision().GetAllowed() {
 			l.records = append(l.records, record{Operation: op})
 		}
@@ -230,7 +236,8 @@ func (p *dataPlane) request() {
 		p.buckets[k] = b
 	}
 	now := l.now()
-	op := checker.Operation{Policy: k.policy, Key: k.key, Cost: 1, Sent: now, Answered: now, Result: checker.Admitted, Borrowed: true}
+	op := checker.Operation{Policy: k.policy, Key: k.key, Cost: 1, Sent: now, Answered: now, Result: checker.Admitted,
+		Borrowed: true}
 	if b.admits(now) {
 		b.allowed++
 		p.admitted.Add(1)
@@ -275,7 +282,8 @@ func (p *dataPlane) report(only *planeBucket) {
 			elapsed = (now - b.reported) / int64(time.Second)
 		}
 		m.BucketQuotaUsages = append(m.BucketQuotaUsages, &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{
-			BucketId: b.id, NumRequestsAllowed: b.allowed, NumRequestsDenied: b.denied, TimeElapsed: &durationpb.Duration{Seconds: elapsed},
+			BucketId: b.id, NumRequestsAllowed: b.allowed, NumRequestsDenied: b.denied,
+			TimeElapsed: &durationpb.Duration{Seconds: elapsed},
 		})
 		b.allowed, b.denied, b.reported = 0, 0, now
 	}
@@ -328,7 +336,8 @@ func TestQuota(t *testing.T) {
 	l := &load{t: t, f: f, policies: policies, start: time.Now(), quit: make(chan struct{})}
 	t.Cleanup(l.end)
 	planes := []*dataPlane{
-		startDataPlane(l, true, 600, n[0], n[1], n[2]), startDataPlane(l, false, 600, n[1], n[2], n[0]), startDataPlane(l, true, 600, n[2], n[0], n[1]),
+		startDataPlane(l, true, 600, n[0], n[1], n[2]), startDataPlane(l, false, 600, n[1], n[2], n[0]),
+		startDataPlane(l, true, 600, n[2], n[0], n[1]),
 	}
 	for range 4 {
 		l.work.Go(l.callQuotas)
@@ -339,7 +348,8 @@ func TestQuota(t *testing.T) {
 		t.Helper()
 		for i, p := range planes {
 			admitted, denied := p.admitted.Load()+more, p.denied.Load()+more
-			eventually(t, 3*waitTimeout, fmt.Sprintf("data plane %d admits and denies", i), func() bool { return p.admitted.Load() >= admitted && p.denied.Load() >= denied })
+			eventually(t, 3*waitTimeout, fmt.Sprintf("data plane %d admits and denies", i),
+				func() bool { return p.admitted.Load() >= admitted && p.denied.Load() >= denied })
 		}
 	}
 	goesOn(300)
@@ -365,7 +375,8 @@ func TestQuota(t *testing.T) {
 	left := f.leave(n[0])
 	l.grab(victim)
 	f.start(n[0])
-	t.Logf("%s left within %v, and is back: calm after %v", n[0].name, left.Round(time.Millisecond), f.calm(n...).Round(time.Millisecond))
+	t.Logf("%s left within %v, and is back: calm after %v", n[0].name, left.Round(time.Millisecond),
+		f.calm(n...).Round(time.Millisecond))
 	l.grab(victim)
 	goesOn(300)
 	l.end()
@@ -376,7 +387,8 @@ func TestQuota(t *testing.T) {
 		h.Operations = append(h.Operations, p.operations...)
 	}
 	// Others are refused what data planes hold and do not use.
-	h.Operations = slices.DeleteFunc(h.Operations, func(op checker.Operation) bool { return op.Result == checker.Refused })
+	h.Operations = slices.DeleteFunc(h.Operations,
+		func(op checker.Operation) bool { return op.Result == checker.Refused })
 	report := checker.Check(h)
 	for _, p := range policies {
 		var borrowed, asked int
@@ -389,7 +401,8 @@ func TestQuota(t *testing.T) {
 				asked++
 			}
 		}
-		t.Logf("%-11s data planes admitted %5d, nodes %4d; of one key at most %d beyond the limit of %d", p.Name, borrowed, asked, report.Excess[p.Name], p.Limit)
+		t.Logf("%-11s data planes admitted %5d, nodes %4d; of one key at most %d beyond the limit of %d", p.Name,
+			borrowed, asked, report.Excess[p.Name], p.Limit)
 		expect.True(t, borrowed >= 2*quotaLimit && asked != 0, "%s: too little was admitted to tell anything", p.Name)
 	}
 	tellViolations(t, report.Violations)
@@ -400,13 +413,16 @@ func TestQuota(t *testing.T) {
 // is refused a key of which nothing is on loan.
 func TestRetryAfterIsEstimated(t *testing.T) {
 	t.Parallel()
-	nodes := startCluster(t, 2, "--policies", writeFile(t, "policies.yaml", "policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"),
+	nodes := startCluster(t, 2, "--policies",
+		writeFile(t, "policies.yaml", "policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"),
 		"--envoy-config", quotaDir(t, []checker.Policy{{Name: "p"}}))
 	stream, err := quotav3.NewRateLimitQuotaServiceClient(nodes[0].connect()).StreamRateLimitQuotas(t.Context())
 	must.NoError(t, err)
-	must.NoError(t, stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{
-		{BucketId: &quotav3.BucketId{Bucket: map[string]string{"policy": "p", "key": "lent"}}, NumRequestsDenied: 50},
-	}}))
+	must.NoError(t, stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge",
+		BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{
+			{BucketId: &quotav3.BucketId{Bucket: map[string]string{"policy": "p", "key": "lent"}},
+				NumRequestsDenied: 50},
+		}}))
 	out, err := stream.Recv()
 	must.True(t, err == nil && len(out.GetBucketAction()) != 0, "%v %v", out, err)
 	type answer struct {
@@ -420,7 +436,8 @@ func TestRetryAfterIsEstimated(t *testing.T) {
 	var checks []check
 	add := func(name string, ask func(key string) (answer, error)) { checks = append(checks, check{name, ask}) }
 	for _, p := range nodes {
-		c := must.Value(client.Dial(t.Context(), p.grpc, client.WithoutLoans(), client.WithoutMemory(), client.WithTimeout(startTimeout)))(t)
+		c := must.Value(client.Dial(t.Context(), p.grpc, client.WithoutLoans(), client.WithoutMemory(),
+			client.WithTimeout(startTimeout)))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		of := func(d client.Decision) answer { return answer{d.Allowed, d.RetryAfterEstimated, d.RetryAfter} }
 		add(p.name+", HTTP", func(key string) (answer, error) {
@@ -437,7 +454,8 @@ func TestRetryAfterIsEstimated(t *testing.T) {
 		})
 		unary := p.dial()
 		add(p.name+", gRPC", func(key string) (answer, error) {
-			out, err := unary.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "p", Key: key}}}})
+			out, err := unary.Check(t.Context(),
+				&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "p", Key: key}}}})
 			if err != nil {
 				return answer{}, err
 			}
@@ -467,7 +485,8 @@ func TestRetryAfterIsEstimated(t *testing.T) {
 			return of(d), err
 		})
 		add(p.name+", weir check", func(key string) (answer, error) {
-			code, out, errs := weir(t, "check", key, "--policy", "p", "--addr", p.grpc, "--timeout", "20s", "-o", "json")
+			code, out, errs := weir(t, "check", key, "--policy", "p", "--addr", p.grpc, "--timeout", "20s", "-o",
+				"json")
 			var d struct {
 				Estimated bool  `json:"retry_after_estimated"`
 				AfterMS   int64 `json:"retry_after_ms"`

@@ -67,7 +67,8 @@ func (k *kubernetes) perform(name string, planned bool, do func()) {
 	s.to = l.now()
 	k.awaitNames()
 	available, strict := l.tellFailures(name, s.from, s.to)
-	k.t.Logf("%s: took %v, calm %v later; the slowest answer took %v", name, time.Duration(done-s.from).Round(time.Millisecond),
+	k.t.Logf("%s: took %v, calm %v later; the slowest answer took %v", name,
+		time.Duration(done-s.from).Round(time.Millisecond),
 		settled.Round(time.Millisecond), l.slowest(s.from, s.to).Round(time.Millisecond))
 	if len(l.suspicions()) > 0 {
 		return
@@ -95,7 +96,8 @@ func (k *kubernetes) finish() {
 	l.end()
 	for _, s := range k.steps {
 		h := l.history(k.suffered)
-		h.Operations = slices.DeleteFunc(h.Operations, func(op checker.Operation) bool { return op.Sent < s.from-int64(loadWindow) || op.Sent > s.to })
+		h.Operations = slices.DeleteFunc(h.Operations,
+			func(op checker.Operation) bool { return op.Sent < s.from-int64(loadWindow) || op.Sent > s.to })
 		var excess []string
 		for _, p := range h.Policies {
 			excess = append(excess, fmt.Sprintf("%s %d", p.Name, checker.Check(h).Excess[p.Name]))
@@ -128,7 +130,8 @@ func (k *kubernetes) update() {
 		return k.unready() == 0 && len(pods) == k.replicas
 	})
 	// What the manifests have it wait, and half a minute for each pod to leave, to come and to be seen as ready.
-	each := time.Duration(k.node.Lifecycle.PreStop.Sleep.Seconds)*time.Second + time.Duration(k.set.Spec.MinReadySeconds)*time.Second + 30*time.Second
+	each := time.Duration(k.node.Lifecycle.PreStop.Sleep.Seconds)*time.Second +
+		time.Duration(k.set.Spec.MinReadySeconds)*time.Second + 30*time.Second
 	most := time.Duration(k.replicas) * each
 	expect.True(k.t, took <= most, "the update took %v, more than %v", took, most)
 	k.mu.Lock()

@@ -129,108 +129,138 @@ func (c *caller) run(members []*member, staying []sync.RWMutex, keys []string, q
 // callers are of all protocols, each with connections of its own to the members.
 func callers(t *testing.T, f *fleet) []*caller {
 	var addresses []string
-	resp, rls, gubernator, kuadrant := map[*member]*redis.Client{}, map[*member]ratelimitv3.RateLimitServiceClient{}, map[*member]v1Client{}, map[*member]kuadrantpb.RateLimitServiceClient{}
+	resp, rls, gubernator, kuadrant := map[*member]*redis.Client{}, map[*member]ratelimitv3.RateLimitServiceClient{},
+		map[*member]v1Client{}, map[*member]kuadrantpb.RateLimitServiceClient{}
 	for _, m := range f.members {
 		address := m.ip + ":" + fleetGRPC
 		addresses = append(addresses, address)
-		resp[m], rls[m], gubernator[m] = respClient(t, m.ip+":"+fleetRESP, 3), rateLimiter(t, address), gubernatorClient(t, address)
+		resp[m], rls[m], gubernator[m] = respClient(t, m.ip+":"+fleetRESP, 3), rateLimiter(t, address),
+			gubernatorClient(t, address)
 		kuadrant[m] = kuadrantpb.NewRateLimitServiceClient(testkit.Dial(t, address))
 	}
-	lib := must.Value(client.Dial(t.Context(), strings.Join(addresses, ","), client.WithTimeout(waitTimeout), client.WithOnError(client.FailClosed)))(t)
+	lib := must.Value(client.Dial(t.Context(), strings.Join(addresses, ","), client.WithTimeout(waitTimeout),
+		client.WithOnError(client.FailClosed)))(t)
 	t.Cleanup(func() { lib.Close() })
 	return []*caller{
 		{protocol: "HTTP", state: ofPolicy, charge: func(_ context.Context, m *member, key string) (int64, error) {
 			d, err := m.check(fmt.Sprintf(`{%s,"key":%q}`, ofPolicy, key))
 			return admittedBy(d.Allowed, d.FailedOpen, d, err)
 		}},
-		{protocol: "forward-auth", state: ofPolicy, charge: func(ctx context.Context, m *member, key string) (int64, error) {
-			query := url.Values{"policy": {"counted"}, "key": {key}}
-			request := must.Value(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.http+"/v1/forward-auth?"+query.Encode(), nil))(t)
-			response, err := m.web.Do(request)
-			if err != nil {
-				return 0, err
-			}
-			defer response.Body.Close()
-			text, err := io.ReadAll(response.Body)
-			return admittedBy(response.StatusCode == http.StatusOK, response.Header.Get("Weir-Result") != "admitted", text, err)
-		}},
-		{protocol: "gRPC Check", state: ofPolicy, charge: func(ctx context.Context, m *member, key string) (int64, error) {
-			r, err := m.limiter.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "counted", Key: key}}}})
-			if err != nil {
-				return 0, err
-			}
-			d := r.Results[0].GetDecision()
-			return admittedBy(d.GetAllowed(), d.GetFailedOpen(), r, nil)
-		}},
-		{protocol: "gRPC CheckStream", state: ofPolicy, charge: func(ctx context.Context, m *member, key string) (int64, error) {
-			stream, err := m.limiter.CheckStream(ctx)
-			if err != nil {
-				return 0, err
-			}
-			if err := stream.Send(&weirv1.CheckStreamRequest{Sequence: 7, Define: []*weirv1.StreamTarget{{Policy: "counted"}}, Keys: []byte(key), KeyLengths: []uint32{uint32(len(key))}}); err != nil {
-				return 0, err
-			}
-			for {
-				r, err := stream.Recv()
-				if err != nil || len(r.Flags) > 0 || !r.More {
-					flags := append(r.GetFlags(), 0)[0]
-					allowed, failedOpen := weirv1.StreamFlag_STREAM_FLAG_ALLOWED, weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN
-					return admittedBy(flags&uint32(allowed) > 0, flags&uint32(failedOpen) > 0, r, err)
+		{protocol: "forward-auth", state: ofPolicy,
+			charge: func(ctx context.Context, m *member, key string) (int64, error) {
+				query := url.Values{"policy": {"counted"}, "key": {key}}
+				request := must.Value(http.NewRequestWithContext(ctx, http.MethodGet,
+					"http://"+m.http+"/v1/forward-auth?"+query.Encode(), nil))(t)
+				response, err := m.web.Do(request)
+				if err != nil {
+					return 0, err
 				}
-			}
-		}},
+				defer response.Body.Close()
+				text, err := io.ReadAll(response.Body)
+				return admittedBy(response.StatusCode == http.StatusOK,
+					response.Header.Get("Weir-Result") != "admitted",
+					text, err)
+			}},
+		{protocol: "gRPC Check", state: ofPolicy,
+			charge: func(ctx context.Context, m *member, key string) (int64, error) {
+				r, err := m.limiter.Check(ctx,
+					&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "counted",
+						Key: key}}}})
+				if err != nil {
+					return 0, err
+				}
+				d := r.Results[0].GetDecision()
+				return admittedBy(d.GetAllowed(), d.GetFailedOpen(), r, nil)
+			}},
+		{protocol: "gRPC CheckStream", state: ofPolicy,
+			charge: func(ctx context.Context, m *member, key string) (int64, error) {
+				stream, err := m.limiter.CheckStream(ctx)
+				if err != nil {
+					return 0, err
+				}
+				if err := stream.Send(&weirv1.CheckStreamRequest{Sequence: 7,
+					Define: []*weirv1.StreamTarget{{Policy: "counted"}}, Keys: []byte(key),
+					KeyLengths: []uint32{uint32(len(key))}}); err != nil {
+					return 0, err
+				}
+				for {
+					r, err := stream.Recv()
+					if err != nil || len(r.Flags) > 0 || !r.More {
+						flags := append(r.GetFlags(), 0)[0]
+						allowed, failedOpen := weirv1.StreamFlag_STREAM_FLAG_ALLOWED,
+							weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN
+						return admittedBy(flags&uint32(allowed) > 0, flags&uint32(failedOpen) > 0, r, err)
+					}
+				}
+			}},
 		reserver("gRPC Reserve and Commit", func(ctx context.Context, m *member, key string) (string, error) {
-			d, err := m.limiter.Reserve(ctx, &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: "counted", Key: key}, Cost: new(int64(maxCharge)), TtlNs: int64(10 * time.Minute)})
+			d, err := m.limiter.Reserve(ctx, &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: "counted", Key: key},
+				Cost: new(int64(maxCharge)), TtlNs: int64(10 * time.Minute)})
 			if err == nil && d.ReservationId == "" {
 				err = fmt.Errorf("answered %v", d)
 			}
 			return d.GetReservationId(), err
 		}, func(ctx context.Context, m *member, key, id string, cost int64) error {
-			_, err := m.limiter.Commit(ctx, &weirv1.CommitRequest{Target: &weirv1.Target{Policy: "counted", Key: key}, ReservationId: id, Cost: &cost})
+			_, err := m.limiter.Commit(ctx, &weirv1.CommitRequest{Target: &weirv1.Target{Policy: "counted", Key: key},
+				ReservationId: id, Cost: &cost})
 			return err
 		}),
-		{protocol: "Go client", state: ofPolicy, charge: func(ctx context.Context, _ *member, key string) (int64, error) {
-			d, err := lib.Policy("counted").Allow(ctx, key)
-			return admittedBy(d.Allowed, d.FailedOpen, d, err)
-		}},
-		{protocol: "WEIR.CHECK", state: ofPolicy, charge: func(ctx context.Context, m *member, key string) (int64, error) {
-			d, err := weirCheck(ctx, resp[m], "WEIR.CHECK", "counted", key)
-			return admittedBy(d["allowed"], d["failed_open"], d, err)
-		}},
+		{protocol: "Go client", state: ofPolicy,
+			charge: func(ctx context.Context, _ *member, key string) (int64, error) {
+				d, err := lib.Policy("counted").Allow(ctx, key)
+				return admittedBy(d.Allowed, d.FailedOpen, d, err)
+			}},
+		{protocol: "WEIR.CHECK", state: ofPolicy,
+			charge: func(ctx context.Context, m *member, key string) (int64, error) {
+				d, err := weirCheck(ctx, resp[m], "WEIR.CHECK", "counted", key)
+				return admittedBy(d["allowed"], d["failed_open"], d, err)
+			}},
 		{protocol: "Envoy", state: ofPolicy, charge: func(ctx context.Context, m *member, key string) (int64, error) {
 			out, err := rateLimit(ctx, rls[m], countedKey, 1, envoyValue(key))
 			return admittedBy(out.GetOverallCode() == ratelimitv3.RateLimitResponse_OK, false, out, err)
 		}},
 		reserver("Kuadrant", func(ctx context.Context, m *member, key string) (string, error) {
-			out, err := kuadrant[m].Reserve(ctx, &kuadrantpb.ReserveRequest{Domain: "edge", Descriptors: descriptorsOf(countedKey, 1, envoyValue(key)), Amount: maxCharge, Ttl: durationpb.New(10 * time.Minute)}, grpc.WaitForReady(true))
+			out, err := kuadrant[m].Reserve(ctx,
+				&kuadrantpb.ReserveRequest{Domain: "edge", Descriptors: descriptorsOf(countedKey, 1, envoyValue(key)),
+					Amount: maxCharge, Ttl: durationpb.New(10 * time.Minute)}, grpc.WaitForReady(true))
 			if err == nil && out.ReservationId == "" {
 				err = fmt.Errorf("answered %v", out)
 			}
 			return out.GetReservationId(), err
 		}, func(ctx context.Context, m *member, key, id string, cost int64) error {
-			out, err := kuadrant[m].Commit(ctx, &kuadrantpb.CommitRequest{Domain: "edge", Descriptors: descriptorsOf(countedKey, 1, envoyValue(key)), ReservationId: id, ActualAmount: uint64(cost)}, grpc.WaitForReady(true))
+			out, err := kuadrant[m].Commit(ctx,
+				&kuadrantpb.CommitRequest{Domain: "edge", Descriptors: descriptorsOf(countedKey, 1, envoyValue(key)),
+					ReservationId: id, ActualAmount: uint64(cost)}, grpc.WaitForReady(true))
 			if err == nil && !out.ReservationReleased {
 				err = errors.New("the reservation was gone")
 			}
 			return err
 		}),
-		{protocol: "Gubernator", state: ofGubernator, charge: func(ctx context.Context, m *member, key string) (int64, error) {
-			out, err := gubernator[m](ctx, &pb.RateLimitReq{Name: "counted", UniqueKey: key, Hits: 1, Limit: countedLimit, Duration: 86_400_000})
-			return admittedBy(err == nil && out[0].Error == "" && out[0].Status == pb.Status_UNDER_LIMIT, false, out, err)
-		}},
-		{protocol: "HTTP, the limit of Gubernator's callers", state: ofGubernator, charge: func(_ context.Context, m *member, key string) (int64, error) {
-			d, err := m.check(fmt.Sprintf(`{%s,"key":%q}`, ofGubernator, key))
-			return admittedBy(d.Allowed, d.FailedOpen, d, err)
-		}},
-		{protocol: "CL.THROTTLE", state: ofRedis, charge: func(ctx context.Context, m *member, key string) (int64, error) {
-			got, err := resp[m].Do(ctx, "CL.THROTTLE", key, countedLimit-1, countedLimit, 86400*200).Int64Slice()
-			// Of a limit so wide nothing is left only where on_error has answered.
-			return admittedBy(err == nil && got[0] == 0, err == nil && got[2] == 0, got, err)
-		}},
-		{protocol: "HTTP, the limit of CL.THROTTLE's callers", state: ofRedis, charge: func(_ context.Context, m *member, key string) (int64, error) {
-			d, err := m.check(fmt.Sprintf(`{%s,"key":%q}`, ofRedis, key))
-			return admittedBy(d.Allowed, d.FailedOpen, d, err)
-		}},
+		{protocol: "Gubernator", state: ofGubernator,
+			charge: func(ctx context.Context, m *member, key string) (int64, error) {
+				out, err := gubernator[m](ctx,
+					&pb.RateLimitReq{Name: "counted", UniqueKey: key, Hits: 1, Limit: countedLimit,
+						Duration: 86_400_000})
+				return admittedBy(err == nil && out[0].Error == "" && out[0].Status == pb.Status_UNDER_LIMIT, false,
+					out,
+					err)
+			}},
+		{protocol: "HTTP, the limit of Gubernator's callers", state: ofGubernator,
+			charge: func(_ context.Context, m *member, key string) (int64, error) {
+				d, err := m.check(fmt.Sprintf(`{%s,"key":%q}`, ofGubernator, key))
+				return admittedBy(d.Allowed, d.FailedOpen, d, err)
+			}},
+		{protocol: "CL.THROTTLE", state: ofRedis,
+			charge: func(ctx context.Context, m *member, key string) (int64, error) {
+				got, err := resp[m].Do(ctx, "CL.THROTTLE", key, countedLimit-1, countedLimit, 86400*200).Int64Slice()
+				// Of a limit so wide nothing is left only where on_error has answered.
+				return admittedBy(err == nil && got[0] == 0, err == nil && got[2] == 0, got, err)
+			}},
+		{protocol: "HTTP, the limit of CL.THROTTLE's callers", state: ofRedis,
+			charge: func(_ context.Context, m *member, key string) (int64, error) {
+				d, err := m.check(fmt.Sprintf(`{%s,"key":%q}`, ofRedis, key))
+				return admittedBy(d.Allowed, d.FailedOpen, d, err)
+			}},
 	}
 }
 
@@ -250,24 +280,25 @@ func admittedBy(allowed, byOnError bool, answer any, err error) (int64, error) {
 func reserver(protocol string, reserve func(context.Context, *member, string) (id string, err error),
 	commit func(ctx context.Context, m *member, key, id string, cost int64) error) *caller {
 	pending, commits := map[string]string{}, 0
-	return &caller{protocol: protocol, state: ofPolicy, charge: func(ctx context.Context, m *member, key string) (int64, error) {
-		id := pending[key]
-		if id == "" {
-			id, err := reserve(ctx, m, key)
-			if err != nil {
-				return 0, err
+	return &caller{protocol: protocol, state: ofPolicy,
+		charge: func(ctx context.Context, m *member, key string) (int64, error) {
+			id := pending[key]
+			if id == "" {
+				id, err := reserve(ctx, m, key)
+				if err != nil {
+					return 0, err
+				}
+				pending[key] = id
+				return maxCharge, nil
 			}
-			pending[key] = id
-			return maxCharge, nil
-		}
-		delete(pending, key)
-		commits++
-		change := int64(1 - 2*(commits%2))
-		if err := commit(ctx, m, key, id, maxCharge+change); err != nil {
-			return -1, err
-		}
-		return change, nil
-	}}
+			delete(pending, key)
+			commits++
+			change := int64(1 - 2*(commits%2))
+			if err := commit(ctx, m, key, id, maxCharge+change); err != nil {
+				return -1, err
+			}
+			return change, nil
+		}}
 }
 
 // envoyValue is the value of the descriptor that has a key.
@@ -301,7 +332,8 @@ func TestProtocolsOverRestarts(t *testing.T) {
 		t.Helper()
 		for _, c := range all {
 			from := c.answers.Load()
-			eventually(t, waitTimeout, c.protocol+" is answered "+when, func() bool { return c.answers.Load() >= from+5 })
+			eventually(t, waitTimeout, c.protocol+" is answered "+when,
+				func() bool { return c.answers.Load() >= from+5 })
 		}
 	}
 	goOn("at first")
@@ -330,7 +362,8 @@ func TestProtocolsOverRestarts(t *testing.T) {
 			unknown[s] += c.unknown[key]
 			asked[s] = append(asked[s], c.protocol)
 		}
-		expect.True(t, len(c.failures) == 0, "%s: %d were not answered, and %d were: %.1000v", c.protocol, len(c.failures), c.answers.Load(), c.failures)
+		expect.True(t, len(c.failures) == 0, "%s: %d were not answered, and %d were: %.1000v", c.protocol,
+			len(c.failures), c.answers.Load(), c.failures)
 		t.Logf("%s: %d answers", c.protocol, c.answers.Load())
 	}
 	beyond := map[state]int64{}
@@ -386,9 +419,11 @@ func testBelongings(t *testing.T, f *fleet) {
 	leases := make([]string, keys)
 	charge := func(m *member, key int) {
 		t.Helper()
-		d := m.tell(t, "/v1/check", fmt.Sprintf(`{"policy":"ids","key":"key-%d","cost":2,"request_id":"request-%d"}`, key, key))
+		d := m.tell(t, "/v1/check",
+			fmt.Sprintf(`{"policy":"ids","key":"key-%d","cost":2,"request_id":"request-%d"}`, key, key))
 		expect.True(t, d.Allowed && d.Remaining == 3,
-			"%s, key %d: the request is answered with allowed %t, %d remaining; want true, 3", m.name, key, d.Allowed, d.Remaining)
+			"%s, key %d: the request is answered with allowed %t, %d remaining; want true, 3", m.name, key, d.Allowed,
+			d.Remaining)
 	}
 	for key := range keys {
 		charge(n[key%2], key)
@@ -404,7 +439,8 @@ func testBelongings(t *testing.T, f *fleet) {
 			charge(m, key)
 			d := m.peekAt("ids", fmt.Sprintf("key-%d", key))
 			expect.True(t, d.Remaining == 3, "%s: key %d has %d left, want 3", what, key, d.Remaining)
-			if d := m.tell(t, "/v1/acquire", fmt.Sprintf(`{"policy":"leases","key":"key-%d"}`, key)); d.Allowed || d.FailedClosed {
+			if d := m.tell(t, "/v1/acquire", fmt.Sprintf(`{"policy":"leases","key":"key-%d"}`, key)); d.Allowed ||
+				d.FailedClosed {
 				t.Errorf("%s: key %d: a second lease: %+v", what, key, d)
 			}
 			m.tell(t, "/v1/renew", fmt.Sprintf(`{"policy":"leases","key":"key-%d","lease_id":%q}`, key, leases[key]))

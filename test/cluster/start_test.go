@@ -106,7 +106,8 @@ func TestSeedDoesNotResolve(t *testing.T) {
 	t.Parallel()
 	p := startNode(t, "--join", "no-such-host.invalid:7946", "--http-port", freePort(t))
 	p.eventually(waitTimeout, "the log names the seed", func() bool {
-		return strings.Contains(p.stderr.String(), "seed unreachable") && strings.Contains(p.stderr.String(), "no-such-host.invalid:7946")
+		return strings.Contains(p.stderr.String(), "seed unreachable") &&
+			strings.Contains(p.stderr.String(), "no-such-host.invalid:7946")
 	})
 	p.http = "127.0.0.1:" + p.arg("--http-port")
 	code, page := p.get("/readyz")
@@ -177,7 +178,8 @@ func TestOtherGossipKey(t *testing.T) {
 	t.Parallel()
 	first := startNode(t, "--name", "first", "--gossip-key-file", writeFile(t, "first", keyA)).awaitReady()
 	file := writeFile(t, "second", keyB)
-	second := startNode(t, "--name", "second", "--join", first.gossip, "--gossip-key-file", file, "--http-port", freePort(t))
+	second := startNode(t, "--name", "second", "--join", first.gossip, "--gossip-key-file", file, "--http-port",
+		freePort(t))
 	plain := startNode(t, "--name", "third", "--join", first.gossip, "--http-port", freePort(t))
 	start := time.Now()
 	for _, p := range []*process{second, plain} {
@@ -187,7 +189,8 @@ func TestOtherGossipKey(t *testing.T) {
 			return err == nil && code == 503 && strings.Contains(string(page), "uses another gossip key")
 		})
 	}
-	plain.eventually(waitTimeout, "the seeds' time to answer is over", func() bool { return time.Since(start) > 17*time.Second })
+	plain.eventually(waitTimeout, "the seeds' time to answer is over",
+		func() bool { return time.Since(start) > 17*time.Second })
 	for _, p := range []*process{second, plain} {
 		code, page := p.get("/readyz")
 		expect.True(t, code == 503 && strings.Contains(page, "uses another gossip key"), "/readyz: %d %s", code, page)

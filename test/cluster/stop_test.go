@@ -26,7 +26,8 @@ import (
 
 var (
 	stops    = flag.Int("stops", 2, "how often TestStop kills all nodes")
-	stopsDir = flag.String("stops-dir", "/dev/shm", "where its nodes keep their counters; a directory of its own is made there")
+	stopsDir = flag.String("stops-dir", "/dev/shm",
+		"where its nodes keep their counters; a directory of its own is made there")
 )
 
 // stopLimit is more than what is asked for, so that how much of it is in use tells all that has been counted.
@@ -115,7 +116,8 @@ func (s *stopper) startLoad() (end func()) {
 func (s *stopper) awaitAdmitted(units int) {
 	s.t.Helper()
 	before := s.admitted()
-	eventually(s.t, waitTimeout, fmt.Sprint(units, " units are admitted"), func() bool { return s.admitted() > before+units })
+	eventually(s.t, waitTimeout, fmt.Sprint(units, " units are admitted"),
+		func() bool { return s.admitted() > before+units })
 }
 
 // kill ends all nodes by SIGKILL.
@@ -151,14 +153,16 @@ func (s *stopper) judge(stopped time.Time) map[string]time.Duration {
 	for _, c := range s.keys {
 		used := int64(-1)
 		s.members[0].eventually(startTimeout, c.key+" is decided", func() bool {
-			out, err := s.members[0].limiter.Check(s.t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: c.target(), Cost: new(int64)}}})
+			out, err := s.members[0].limiter.Check(s.t.Context(),
+				&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: c.target(), Cost: new(int64)}}})
 			if err == nil && out.Results[0].GetDecision() != nil && !out.Results[0].GetDecision().FailedClosed {
 				used = stopLimit - out.Results[0].GetDecision().Remaining
 			}
 			return used >= 0
 		})
 		told := int64(len(c.admitted))
-		expect.True(s.t, used <= c.sent || c.lent, "%s/%s: %d are counted, and %d were asked for", c.durability, c.key, used, c.sent)
+		expect.True(s.t, used <= c.sent || c.lent, "%s/%s: %d are counted, and %d were asked for", c.durability, c.key,
+			used, c.sent)
 		if used < told {
 			slices.SortFunc(c.admitted, time.Time.Compare)
 			reach[c.durability] = max(reach[c.durability], stopped.Sub(c.admitted[used]))
@@ -187,7 +191,8 @@ func TestStop(t *testing.T) {
 		for d, of := range s.judge(stopped) {
 			worst[d] = max(worst[d], of)
 		}
-		expect.True(t, worst["escrow"] == 0 && worst["sync"] == 0, "forgotten under escrow: %v, sync: %v", worst["escrow"], worst["sync"])
+		expect.True(t, worst["escrow"] == 0 && worst["sync"] == 0, "forgotten under escrow: %v, sync: %v",
+			worst["escrow"], worst["sync"])
 		if t.Failed() {
 			return
 		}
@@ -196,7 +201,8 @@ func TestStop(t *testing.T) {
 	for _, c := range s.keys {
 		units += len(c.admitted)
 	}
-	t.Logf("%d stops, %d units admitted; forgotten before a stop: none %v, async %v", *stops, units, worst["none"], worst["async"])
+	t.Logf("%d stops, %d units admitted; forgotten before a stop: none %v, async %v", *stops, units, worst["none"],
+		worst["async"])
 	if *quiet {
 		expect.True(t, max(worst["none"], worst["async"]) <= 100*time.Millisecond, "that is more than is promised")
 	}
@@ -269,7 +275,8 @@ func TestLostDisk(t *testing.T) {
 			m.awaitReady()
 		}
 		reach := s.judge(time.Now())
-		expect.True(t, reach["escrow"] == 0 && reach["sync"] == 0, "without the disk of %s, forgotten: %v", lost.name, reach)
+		expect.True(t, reach["escrow"] == 0 && reach["sync"] == 0, "without the disk of %s, forgotten: %v", lost.name,
+			reach)
 	}
 }
 
@@ -292,14 +299,16 @@ func TestFullDisk(t *testing.T) {
 		t.Skipf("a small file system takes root: %v", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
-	policies := writeFile(t, "policies.yaml", "policies: [{name: p, algorithm: fixed_window, limit: 5, window: 24h, persist: true}]")
+	policies := writeFile(t, "policies.yaml",
+		"policies: [{name: p, algorithm: fixed_window, limit: 5, window: 24h, persist: true}]")
 	p := startNode(t, "--policies", policies, "--data-dir", dir, "--gossip-port=", "--peer-port=").awaitReady()
 	c := weirv1.NewLimiterClient(p.connect())
 	n := 0
 	said := func(what string) bool { return strings.Contains(p.stderr.String(), what) }
 	for full := false; !full; n++ { // just after its start a node answers as degraded, too
 		must.True(t, n < 100_000, "the disk of 8 MiB is not full after %d keys, or nothing in the log", n)
-		full = decide(t, c, "p", strings.Repeat("k", 900)+fmt.Sprint(n), "").Degraded && said("counters not written any more")
+		full = decide(t, c, "p", strings.Repeat("k", 900)+fmt.Sprint(n), "").Degraded &&
+			said("counters not written any more")
 	}
 	t.Logf("full after %d keys", n)
 	expect.True(t, said("no space left"), "nothing of the cause in the log")
@@ -321,7 +330,8 @@ type asked struct {
 // ask asks through a member.
 func (q *asked) ask(ctx context.Context, m *member) (d *weirv1.Decision, err error) {
 	if q.reserve {
-		return m.limiter.Reserve(ctx, &weirv1.ReserveRequest{Target: q.target, RequestId: q.id, TtlNs: int64(time.Hour)})
+		return m.limiter.Reserve(ctx,
+			&weirv1.ReserveRequest{Target: q.target, RequestId: q.id, TtlNs: int64(time.Hour)})
 	}
 	out, err := m.limiter.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: q.target, RequestId: q.id}}})
 	if err != nil {
@@ -366,7 +376,8 @@ func TestIDsOverAKill(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
 	policies := []checker.Policy{
-		{Name: "escrow", Durability: checker.Escrow, Limit: 10, Window: time.Hour}, {Name: "sync", Durability: checker.Sync, Limit: 10, Window: time.Hour},
+		{Name: "escrow", Durability: checker.Escrow, Limit: 10, Window: time.Hour},
+		{Name: "sync", Durability: checker.Sync, Limit: 10, Window: time.Hour},
 	}
 	f := newFleet(t, 3, policiesFile(policies), nil)
 	f.start(f.members...)
@@ -376,7 +387,8 @@ func TestIDsOverAKill(t *testing.T) {
 	var all []*asked
 	for i := range 1500 {
 		key := fmt.Sprint(strings.Repeat("k", 900), i)
-		all = append(all, &asked{target: targetOf(policies[i%2].Name, key), id: fmt.Sprint("id-", i), reserve: i%5 == 0})
+		all = append(all, &asked{target: targetOf(policies[i%2].Name, key), id: fmt.Sprint("id-", i),
+			reserve: i%5 == 0})
 	}
 	killInBurst(t, all, rest[0], victim)
 	f.decided(rest[0], "probe")
@@ -400,7 +412,8 @@ func TestIDsOverAKill(t *testing.T) {
 			twice++
 		}
 		if q.answered && q.reserve {
-			_, err := rest[0].limiter.Commit(t.Context(), &weirv1.CommitRequest{Target: q.target, ReservationId: q.reservation, Cost: proto.Int64(1)})
+			_, err := rest[0].limiter.Commit(t.Context(),
+				&weirv1.CommitRequest{Target: q.target, ReservationId: q.reservation, Cost: proto.Int64(1)})
 			if grpcstatus.Code(err) == codes.NotFound {
 				unknown++
 			}
@@ -408,7 +421,8 @@ func TestIDsOverAKill(t *testing.T) {
 	}
 	t.Logf("%d of %d were answered as admitted before", told, len(all))
 	expect.True(t, lost+twice+uncharged+unknown <= 0 && told >= len(all)/2,
-		"%d were refused when they were repeated, %d charged twice, %d not charged, %d reservations unknown", lost, twice, uncharged, unknown)
+		"%d were refused when they were repeated, %d charged twice, %d not charged, %d reservations unknown", lost,
+		twice, uncharged, unknown)
 }
 
 // TestStrictLoansApart cuts the owners and copies of some keys off from the voters, and kills both later, while

@@ -48,7 +48,8 @@ func headers(t *testing.T, method string, calls int) []byte {
 	for i := range calls {
 		block.Reset()
 		for _, f := range [][2]string{
-			{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "weir"}, {"content-type", "application/grpc"}, {"te", "trailers"},
+			{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "weir"},
+			{"content-type", "application/grpc"}, {"te", "trailers"},
 			{"grpc-timeout", "99999999H"}, {"x", strings.Repeat("x", 1000)},
 		} {
 			must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}))
@@ -92,8 +93,10 @@ func TestManyStrangers(t *testing.T) {
 		t.Skipf("needs %d open files, has %d (ulimit -n): %v", strangers+1000, files.Cur, err)
 	}
 	token := auth.NewToken()
-	access := writeFile(t, "access.yaml", fmt.Sprintf("callers:\n  - {name: shop, tokens: [%s], roles: [check], policies: [\"*\"]}\n", auth.Hash(token)))
-	policies := writeFile(t, "policies.yaml", "policies:\n  - {name: login, algorithm: sliding_log, limit: 1000000, window: 1h}\n")
+	access := writeFile(t, "access.yaml",
+		fmt.Sprintf("callers:\n  - {name: shop, tokens: [%s], roles: [check], policies: [\"*\"]}\n", auth.Hash(token)))
+	policies := writeFile(t, "policies.yaml",
+		"policies:\n  - {name: login, algorithm: sliding_log, limit: 1000000, window: 1h}\n")
 	for _, c := range []struct {
 		name, port string
 		says       []byte
@@ -101,7 +104,8 @@ func TestManyStrangers(t *testing.T) {
 		{"connections without a word over gRPC", "grpc", nil},
 		{"connections without a word over HTTP", "http", nil},
 		{"half a request", "http", []byte("POST /v1/check HTTP/1.1\r\nHost: weir\r\n")},
-		{"a body that does not come", "http", []byte("POST /v1/check HTTP/1.1\r\nHost: weir\r\nContent-Length: 1000\r\n\r\n")},
+		{"a body that does not come", "http",
+			[]byte("POST /v1/check HTTP/1.1\r\nHost: weir\r\nContent-Length: 1000\r\n\r\n")},
 		{"half a preface", "grpc", []byte(http2.ClientPreface[:10])},
 		{"no calls", "grpc", headers(t, "", 0)},
 		{"calls that are denied", "grpc", headers(t, weirv1.Limiter_CheckStream_FullMethodName, 100)},
@@ -109,7 +113,8 @@ func TestManyStrangers(t *testing.T) {
 		{"half a command", "resp", []byte("*2\r\n$4\r\nECHO\r\n$16000\r\n" + strings.Repeat("x", 15_000))},
 		{"tokens that are nobody's", "resp", []byte(strings.Repeat("AUTH x\r\n", 2000))},
 		{"answers that nobody reads", "resp", []byte(strings.Repeat("PING "+strings.Repeat("x", 1000)+"\r\n", 100))},
-		{"health checks that go on", "grpc", append(headers(t, "/grpc.health.v1.Health/Watch", 1), "\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"...)},
+		{"health checks that go on", "grpc", append(headers(t, "/grpc.health.v1.Health/Watch", 1),
+			"\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"...)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := startNode(t, "--policies", policies, "--access-file", access, "--resp-port=0").awaitReady()
@@ -119,7 +124,8 @@ func TestManyStrangers(t *testing.T) {
 				dial := func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) }
 				call := func(f func(ctx context.Context, conn *grpc.ClientConn) error) func(context.Context) error {
 					return func(ctx context.Context) error {
-						conn, err := grpc.NewClient("passthrough:///"+p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
+						conn, err := grpc.NewClient("passthrough:///"+p.grpc,
+							grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
 						if err != nil {
 							return err
 						}
@@ -128,19 +134,23 @@ func TestManyStrangers(t *testing.T) {
 					}
 				}
 				if c.port == "resp" {
-					return func(ctx context.Context) error { return respCheck(ctx, dial, p.resp, token) }, func(ctx context.Context) error {
-						return kubeletProbe(ctx, dial, p.http)
-					}
+					return func(ctx context.Context) error { return respCheck(ctx, dial, p.resp, token) },
+						func(ctx context.Context) error {
+							return kubeletProbe(ctx, dial, p.http)
+						}
 				}
 				return call(func(ctx context.Context, conn *grpc.ClientConn) error {
-					_, err := weirv1.NewLimiterClient(conn).Check(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token),
-						&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}}, grpc.WaitForReady(true))
+					_, err := weirv1.NewLimiterClient(conn).Check(metadata.AppendToOutgoingContext(ctx, "authorization",
+						"Bearer "+token),
+						&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login",
+							Key: "k"}}}}, grpc.WaitForReady(true))
 					return err
 				}), func(ctx context.Context) error { return kubeletProbe(ctx, dial, p.http) }
 			}
 			ask := func(when string) {
 				t.Helper()
-				for _, from := range []string{"127.0.0.2", "127.0.0.1"} { // who asks from elsewhere, and who asks as they do
+				// who asks from elsewhere, and who asks as they do
+				for _, from := range []string{"127.0.0.2", "127.0.0.1"} {
 					check, health := caller(from)
 					for what, do := range map[string]func(context.Context) error{"a check": check, "a probe": health} {
 						ctx, cancel := context.WithTimeout(t.Context(), strangersDelay)
@@ -201,7 +211,8 @@ func respCheck(ctx context.Context, dial func(context.Context, string) (net.Conn
 			return err
 		}
 		out, err := io.ReadAll(conn)
-		if err == nil && !(strings.HasPrefix(string(out), "+OK\r\n*") && strings.Contains(string(out), "\r\n$7\r\nallowed\r\n:1\r\n")) {
+		if err == nil && !(strings.HasPrefix(string(out), "+OK\r\n*") &&
+			strings.Contains(string(out), "\r\n$7\r\nallowed\r\n:1\r\n")) {
 			err = fmt.Errorf("answered %q", out)
 		}
 		return err
@@ -216,7 +227,8 @@ func respCheck(ctx context.Context, dial func(context.Context, string) (net.Conn
 
 // kubeletProbe asks for /healthz as the kubelet does: on a connection of its own.
 func kubeletProbe(ctx context.Context, dial func(context.Context, string) (net.Conn, error), address string) error {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, to string) (net.Conn, error) { return dial(ctx, to) }}
+	transport := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, to string) (net.Conn, error) { return dial(ctx, to) }}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/healthz", nil)
 	if err != nil {
 		return err
@@ -314,7 +326,8 @@ func TestOverload(t *testing.T) {
 	for i, m := range f.members {
 		after := m.footprint()
 		t.Logf("%s: %d MiB at most; of the checks %d found no room, %d too many waiting, %d no time left; heap %d MiB, %d goroutines, before %d MiB, %d",
-			m.name, after.peak>>20, after.full, after.shedFull, after.shedLate, after.heap>>20, after.goroutines, before[i].heap>>20, before[i].goroutines)
+			m.name, after.peak>>20, after.full, after.shedFull, after.shedLate, after.heap>>20, after.goroutines,
+			before[i].heap>>20, before[i].goroutines)
 		expect.True(t, after.peak <= bound, "%s took %d MiB, more than %d MiB", m.name, after.peak>>20, bound>>20)
 		expect.True(t, after.keys <= maxKeys, "%s keeps %d keys", m.name, after.keys)
 		expect.True(t, !strings.Contains(m.stderr.String(), `msg="member lost"`), "%s took another for gone", m.name)
@@ -355,7 +368,8 @@ func TestOverload(t *testing.T) {
 		eventually(t, waitTimeout, m.name+" to be as it was before", func() bool {
 			o.batch(t.Context(), m, time.Minute, 0) // so that there is something to collect
 			now = m.footprint()
-			return now.goroutines <= before[i].goroutines+spare && now.heap <= before[i].heap+spareHeap && now.waiting == 0
+			return now.goroutines <= before[i].goroutines+spare && now.heap <= before[i].heap+spareHeap &&
+				now.waiting == 0
 		})
 	}
 }
@@ -417,7 +431,8 @@ func (o *overload) batch(ctx context.Context, m *member, patience time.Duration,
 	defer cancel()
 	ask := &weirv1.CheckRequest{Checks: make([]*weirv1.Check, overBatch)}
 	for i := range ask.Checks {
-		ask.Checks[i] = &weirv1.Check{Target: &weirv1.Target{Policy: "flood", Key: strconv.FormatUint(rand.Uint64(), 36)}, Cost: &cost}
+		ask.Checks[i] = &weirv1.Check{Target: &weirv1.Target{Policy: "flood",
+			Key: strconv.FormatUint(rand.Uint64(), 36)}, Cost: &cost}
 	}
 	o.made.Add(overBatch)
 	answer, err := m.limiter.Check(ctx, ask)

@@ -50,7 +50,8 @@ func (f *fleet) begin(members ...*member) *load {
 	f.calm(members...)
 	calm := time.Since(began)
 	f.decided(members[0], "probe-strict")
-	f.t.Logf("%d nodes: calm after %v, strict policies decided after %v", len(members), calm.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+	f.t.Logf("%d nodes: calm after %v, strict policies decided after %v", len(members), calm.Round(time.Millisecond),
+		time.Since(began).Round(time.Millisecond))
 	return startLoad(f, members...)
 }
 
@@ -104,7 +105,8 @@ func TestRollingRestart(t *testing.T) {
 		began := time.Now()
 		f.start(m)
 		l.with(m)
-		t.Logf("%s: left within %v, ready again after %v", m.name, left.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+		t.Logf("%s: left within %v, ready again after %v", m.name, left.Round(time.Millisecond),
+			time.Since(began).Round(time.Millisecond))
 	}
 	t.Logf("calm after %v", f.calm(f.members...).Round(time.Millisecond))
 	l.noneFailed(from)
@@ -163,7 +165,8 @@ func (l *load) tellDecided(asked *member) {
 	}
 	work.Wait()
 	for policy, d := range took {
-		l.t.Logf("%s: all partitions are decided again after %v, asked through %s", policy, d.Round(time.Millisecond), asked.name)
+		l.t.Logf("%s: all partitions are decided again after %v, asked through %s", policy, d.Round(time.Millisecond),
+			asked.name)
 		// Four seconds are promised, on a machine that does nothing else.
 		expect.True(l.t, d <= 30*time.Second, "%s: that is too long", policy)
 	}
@@ -173,7 +176,8 @@ func (l *load) tellDecided(asked *member) {
 func (f *fleet) decided(m *member, policy string) time.Duration {
 	f.t.Helper()
 	began := time.Now()
-	pause := time.NewTicker(time.Millisecond) // for all batches together: who refuses at once is not to be asked all the time
+	// for all batches together: who refuses at once is not to be asked all the time
+	pause := time.NewTicker(time.Millisecond)
 	defer pause.Stop()
 	var left atomic.Int64
 	var work sync.WaitGroup
@@ -335,7 +339,8 @@ func testCut(t *testing.T, sides int, cut func(network *network, majority, minor
 	cut(network, inside, outside)
 	l.tellDecided(majority[0])
 	took := f.decided(minority[0], "probe")
-	t.Logf("probe: all partitions are decided again after %v more, asked through %s", took.Round(time.Millisecond), minority[0].name)
+	t.Logf("probe: all partitions are decided again after %v more, asked through %s", took.Round(time.Millisecond),
+		minority[0].name)
 	for _, m := range minority {
 		if keys := keyOfEach("probe-strict"); len(m.undecided("probe-strict", keys[:1000])) != 1000 {
 			t.Errorf("%s decides strict policies though it has no majority", m.name)
@@ -345,7 +350,8 @@ func testCut(t *testing.T, sides int, cut func(network *network, majority, minor
 	l.tellFailures("from the cut on", from, l.now())
 	healed := l.now()
 	network.heal()
-	t.Logf("healed after %v: calm after %v", time.Duration(healed-from).Round(time.Millisecond), f.calm(n...).Round(time.Millisecond))
+	t.Logf("healed after %v: calm after %v", time.Duration(healed-from).Round(time.Millisecond),
+		f.calm(n...).Round(time.Millisecond))
 	until(l.now())
 	l.observe(n[0])
 	to := l.now()
@@ -355,7 +361,8 @@ func testCut(t *testing.T, sides int, cut func(network *network, majority, minor
 }
 
 var (
-	soak     = flag.Duration("soak", 0, "have faults happen at random to real processes for so long, on a machine that does nothing else")
+	soak = flag.Duration("soak", 0,
+		"have faults happen at random to real processes for so long, on a machine that does nothing else")
 	soakSeed = flag.Uint64("soak-seed", 0, "which faults; 0: others each time")
 )
 
@@ -372,7 +379,8 @@ func TestSoak(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	t.Logf("the same faults again: go test ./test/cluster -run '^TestSoak$' -soak %v -soak-seed %d -timeout 0 -v", *soak, seed)
+	t.Logf("the same faults again: go test ./test/cluster -run '^TestSoak$' -soak %v -soak-seed %d -timeout 0 -v",
+		*soak, seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	var cut *network
 	if syscall.Geteuid() == 0 {
@@ -401,7 +409,8 @@ func TestSoak(t *testing.T) {
 			t.Logf("%d left within %v", len(gone), took.Round(time.Millisecond))
 			f.start(gone...)
 			l.with(gone...)
-			if voters := slices.DeleteFunc(gone, func(m *member) bool { return !slices.Contains(f.members[:3], m) }); len(voters) > 1 {
+			if voters := slices.DeleteFunc(gone,
+				func(m *member) bool { return !slices.Contains(f.members[:3], m) }); len(voters) > 1 {
 				// No majority is left that knows what was granted: a new epoch begins, and strict keys start full.
 				f.decided(f.members[0], "probe-strict")
 				suffered.quorumLosses = append(suffered.quorumLosses, checker.QuorumLoss{From: from, To: l.now()})

@@ -16,7 +16,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-var previousRef = flag.String("previous", "", "the `commit` or tag that an upgrade begins from: by default the newest tag v* before this commit")
+var previousRef = flag.String("previous", "",
+	"the `commit` or tag that an upgrade begins from: by default the newest tag v* before this commit")
 
 // previousBuild makes the binary of the release before, from this repository's history.
 var previousBuild = sync.OnceValues(func() (binary previousBinary, err error) {
@@ -41,7 +42,8 @@ var previousBuild = sync.OnceValues(func() (binary previousBinary, err error) {
 		return binary, err
 	}
 	archive, sources := filepath.Join(buildDir, "previous.tar"), filepath.Join(buildDir, "previous")
-	if _, err := git("-C", root, "archive", "--format=tar", "--prefix=previous/", "-o", archive, binary.commit); err != nil {
+	if _, err := git("-C", root, "archive", "--format=tar", "--prefix=previous/", "-o", archive,
+		binary.commit); err != nil {
 		return binary, err
 	}
 	if out, err := exec.Command("tar", "-xf", archive, "-C", buildDir).CombinedOutput(); err != nil {
@@ -60,7 +62,8 @@ type previousBinary struct{ commit, path string }
 
 var (
 	errNoHistory = errors.New("no such commit to build")
-	errNoRelease = errors.New("there is no tag v* before this commit, so nothing was released that an upgrade could begin from: name a commit with -previous")
+	errNoRelease = errors.New(
+		"there is no tag v* before this commit, so nothing was released that an upgrade could begin from: name a commit with -previous")
 )
 
 // previous returns the path of the binary of the release before.

@@ -48,7 +48,8 @@ func Keys(before, n int) iter.Seq[string] {
 			first, second := slices.Clone(pad), []byte(nil)
 			for lane := range of {
 				w := of[lane][i>>(4*lane)%alternatives]
-				first, second = binary.LittleEndian.AppendUint64(first, w[0]), binary.LittleEndian.AppendUint64(second, w[1])
+				first, second = binary.LittleEndian.AppendUint64(first, w[0]),
+					binary.LittleEndian.AppendUint64(second, w[1])
 			}
 			if !yield(string(append(first, second...))) {
 				return

@@ -41,7 +41,8 @@ descriptors:
 `
 
 // tokens are those of the callers, by name. No access file has the stranger's.
-var tokens = map[string]string{"": "token-of-all", "reader": "token-of-reader", "other": "token-of-other", "weak": "token-of-weak", "stranger": "token-of-stranger"}
+var tokens = map[string]string{"": "token-of-all", "reader": "token-of-reader", "other": "token-of-other",
+	"weak": "token-of-weak", "stranger": "token-of-stranger"}
 
 func accessFile() string {
 	return fmt.Sprintf(`callers:
@@ -118,7 +119,8 @@ func cluster(t *testing.T) []*node.Node {
 	var nodes []*node.Node
 	for _, name := range []string{"a", "b"} {
 		cfg := node.Config{
-			Name: name, Bind: "127.0.0.1", HTTPPort: node.PortAny, GRPCPort: node.PortAny, RESPPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
+			Name: name, Bind: "127.0.0.1", HTTPPort: node.PortAny, GRPCPort: node.PortAny, RESPPort: node.PortAny,
+			GossipPort: node.PortAny, PeerPort: node.PortAny,
 			Policies: must.Value(policy.Parse("policies.yaml", []byte(policies)))(t), InlineMaxWindow: 24 * time.Hour,
 			Envoy: node.Envoy{Dir: dir}, Security: node.Security{AccessFile: access},
 			Timeout: 20 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),

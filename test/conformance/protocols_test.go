@@ -59,14 +59,16 @@ func protocols(t *testing.T, nodes []*node.Node) []*protocol {
 // kinds are those of errors, by the status of HTTP and by the code of gRPC.
 var kinds = map[int]string{
 	400: "invalid", 401: "unauthenticated", 403: "denied", 404: "not_found", 413: "too_large", 431: "too_large",
-	int(codes.InvalidArgument): "invalid", int(codes.Unauthenticated): "unauthenticated", int(codes.PermissionDenied): "denied",
-	int(codes.NotFound): "not_found", int(codes.ResourceExhausted): "too_large",
+	int(codes.InvalidArgument): "invalid", int(codes.Unauthenticated): "unauthenticated",
+	int(codes.PermissionDenied): "denied",
+	int(codes.NotFound):         "not_found", int(codes.ResourceExhausted): "too_large",
 }
 
 // post sends JSON with a caller's token.
 func post(t *testing.T, n *node.Node, path, as string, body []byte) (int, []byte) {
 	t.Helper()
-	r := must.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+n.HTTPAddr()+path, bytes.NewReader(body)))(t)
+	r := must.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+n.HTTPAddr()+path,
+		bytes.NewReader(body)))(t)
 	r.Header.Set("Content-Type", "application/json")
 	if token := tokens[as]; token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
@@ -79,11 +81,16 @@ func post(t *testing.T, n *node.Node, path, as string, body []byte) (int, []byte
 // operations are where a call goes: the path of HTTP, the method of gRPC, and the list that calls are elements of;
 // empty: none.
 var operations = map[string]struct{ path, method, list string }{
-	"check": {"/v1/checks", "Check", "checks"}, "peek": {"/v1/checks", "Check", "checks"}, "atomic": {"/v1/checks", "Check", "checks"},
-	"acquire": {"/v1/acquire", "Acquire", ""}, "renew": {"/v1/renew", "Renew", ""}, "release": {"/v1/release", "Release", ""},
-	"reserve": {"/v1/reserve", "Reserve", ""}, "extend": {"/v1/extend", "Extend", ""}, "commit": {"/v1/commit", "Commit", ""},
-	"cancel": {"/v1/cancel", "Cancel", ""}, "charge": {"/v1/charge", "Charge", ""}, "refund": {"/v1/refund", "Refund", ""}, "reset": {"/v1/reset", "Reset", ""},
-	"reserveall": {"/v1/reserves", "ReserveAll", "reserves"}, "extendall": {"/v1/extends", "ExtendEach", "extends"}, "commitall": {"/v1/commits", "CommitEach", "commits"},
+	"check": {"/v1/checks", "Check", "checks"}, "peek": {"/v1/checks", "Check", "checks"},
+	"atomic":  {"/v1/checks", "Check", "checks"},
+	"acquire": {"/v1/acquire", "Acquire", ""}, "renew": {"/v1/renew", "Renew", ""},
+	"release": {"/v1/release", "Release", ""},
+	"reserve": {"/v1/reserve", "Reserve", ""}, "extend": {"/v1/extend", "Extend", ""},
+	"commit": {"/v1/commit", "Commit", ""},
+	"cancel": {"/v1/cancel", "Cancel", ""}, "charge": {"/v1/charge", "Charge", ""},
+	"refund": {"/v1/refund", "Refund", ""}, "reset": {"/v1/reset", "Reset", ""},
+	"reserveall": {"/v1/reserves", "ReserveAll", "reserves"}, "extendall": {"/v1/extends", "ExtendEach", "extends"},
+	"commitall": {"/v1/commits", "CommitEach", "commits"},
 }
 
 type object = map[string]any
@@ -118,7 +125,8 @@ func (c *call) object(message bool) object {
 	set("partial", true, c.partial)
 	set("request_id", c.rid, c.rid != "")
 	set("class", c.class, c.class != "")
-	set(map[bool]string{true: "lease_id", false: "reservation_id"}[c.op == "renew" || c.op == "release"], c.id, c.id != "")
+	set(map[bool]string{true: "lease_id", false: "reservation_id"}[c.op == "renew" || c.op == "release"], c.id,
+		c.id != "")
 	if c.policy != "" {
 		target["policy"] = c.policy
 	}
@@ -175,7 +183,8 @@ func answers(o object) (all []answer) {
 			return answers(of)
 		}
 	}
-	number := func(name string) (n int64) { _, _ = fmt.Sscan(fmt.Sprint(o[name]), &n); return n } // 0 where there is none
+	// 0 where there is none
+	number := func(name string) (n int64) { _, _ = fmt.Sscan(fmt.Sprint(o[name]), &n); return n }
 	text := func(name string) string { s, _ := o[name].(string); return s }
 	switch e, bad := o["error"].(object); {
 	case bad:
@@ -216,7 +225,8 @@ func forwardAuth(t *testing.T, n *node.Node, calls []call) (all []answer) {
 	for i := range calls {
 		c := &calls[i]
 		query := url.Values{"policy": {c.policy}, "key": {c.key}, "cost": {fmt.Sprint(c.amount())}}
-		r := must.Value(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+n.HTTPAddr()+"/v1/forward-auth?"+query.Encode(), nil))(t)
+		r := must.Value(http.NewRequestWithContext(t.Context(), http.MethodGet,
+			"http://"+n.HTTPAddr()+"/v1/forward-auth?"+query.Encode(), nil))(t)
 		if token := tokens[c.as]; token != "" {
 			r.Header.Set("Weir-Authorization", "Bearer "+token)
 		}
@@ -259,7 +269,8 @@ func rejected(err error) []answer {
 
 func (g *rpc) unary(t *testing.T, n *node.Node, calls []call) []answer {
 	to := operations[calls[0].op]
-	method := weirv1.File_weir_v1_limiter_proto.Services().ByName("Limiter").Methods().ByName(protoreflect.Name(to.method))
+	method := weirv1.File_weir_v1_limiter_proto.Services().ByName("Limiter").Methods().ByName(
+		protoreflect.Name(to.method))
 	message := func(d protoreflect.MessageDescriptor) proto.Message {
 		return must.Value(protoregistry.GlobalTypes.FindMessageByName(d.FullName()))(t).New().Interface()
 	}
@@ -371,7 +382,8 @@ func askRESP(t *testing.T, n *node.Node, calls []call) (answers []answer) {
 			answers = append(answers, decided(number(3) == 1, number(9), "")) // lines of lengths and names, too
 			lines = lines[1+3*11:]
 		default:
-			kind := map[string]string{"-NOPERM": "denied", "-NOAUTH": "unauthenticated", "-WRONGPASS": "unauthenticated"}[strings.Fields(lines[0])[0]]
+			kind := map[string]string{"-NOPERM": "denied", "-NOAUTH": "unauthenticated",
+				"-WRONGPASS": "unauthenticated"}[strings.Fields(lines[0])[0]]
 			answers = append(answers, failed(kind, "")...)
 			lines = lines[1:]
 		}
@@ -384,7 +396,8 @@ func rateLimits(calls []call) *gubernatorpb.GetRateLimitsReq {
 	in := new(gubernatorpb.GetRateLimitsReq)
 	for i := range calls {
 		c := &calls[i]
-		r := &gubernatorpb.RateLimitReq{Name: c.policy, UniqueKey: c.key, Hits: c.amount(), Limit: 5, Duration: 3600_000}
+		r := &gubernatorpb.RateLimitReq{Name: c.policy, UniqueKey: c.key, Hits: c.amount(), Limit: 5,
+			Duration: 3600_000}
 		if c.partial {
 			r.Behavior = gubernatorpb.Behavior_DRAIN_OVER_LIMIT
 		}
@@ -430,7 +443,8 @@ func descriptors(calls []call) *ratelimitv3.RateLimitRequest {
 	for i := range calls {
 		c := &calls[i]
 		in.Descriptors = append(in.Descriptors, &common.RateLimitDescriptor{
-			Entries: []*common.RateLimitDescriptor_Entry{{Key: c.policy, Value: c.key}}, HitsAddend: wrapperspb.UInt64(uint64(c.amount())),
+			Entries:    []*common.RateLimitDescriptor_Entry{{Key: c.policy, Value: c.key}},
+			HitsAddend: wrapperspb.UInt64(uint64(c.amount())),
 		})
 	}
 	return in
@@ -444,7 +458,8 @@ func statuses(out *ratelimitv3.RateLimitResponse) (answers []answer) {
 }
 
 func (g *rpc) envoy(t *testing.T, n *node.Node, calls []call) []answer {
-	out, err := ratelimitv3.NewRateLimitServiceClient(g.conns[n]).ShouldRateLimit(g.as(t, &calls[0]), descriptors(calls))
+	out, err := ratelimitv3.NewRateLimitServiceClient(g.conns[n]).ShouldRateLimit(g.as(t, &calls[0]),
+		descriptors(calls))
 	return one(err, func() []answer { return statuses(out) })
 }
 

@@ -52,7 +52,8 @@ const policies = `policies:
 func start(t *testing.T, name, accessFile string, join *node.Node) *node.Node {
 	t.Helper()
 	cfg := node.Config{
-		Version: "v0.1.0", Name: name, Bind: "127.0.0.1", HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
+		Version: "v0.1.0", Name: name, Bind: "127.0.0.1", HTTPPort: node.PortAny, GRPCPort: node.PortAny,
+		GossipPort: node.PortAny, PeerPort: node.PortAny,
 		Timeout: 10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
 		PolicyFile: testkit.WriteFile(t, "policies.yaml", policies),
 	}
@@ -91,7 +92,8 @@ func open(t *testing.T) *browser {
 	}
 	tab, end := chromedp.NewContext(context.Background(), chromedp.WithAllocatorOptions(chromedp.ExecPath(path),
 		chromedp.Flag("no-sandbox", true), // which root, in a container, cannot have
-		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")))
+		chromedp.Flag("disable-dev-shm-usage", true),
+		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")))
 	t.Cleanup(end)
 	ctx, late := context.WithTimeout(tab, 4*time.Minute)
 	t.Cleanup(late)
@@ -114,7 +116,8 @@ func (b *browser) hear(event any) {
 	defer b.mu.Unlock()
 	switch e := event.(type) {
 	case *runtime.EventExceptionThrown:
-		b.troubles = append(b.troubles, fmt.Sprintf("exception: %s %v", e.ExceptionDetails.Text, e.ExceptionDetails.Exception))
+		b.troubles = append(b.troubles,
+			fmt.Sprintf("exception: %s %v", e.ExceptionDetails.Text, e.ExceptionDetails.Exception))
 	case *runtime.EventConsoleAPICalled:
 		if e.Type == "error" || e.Type == "warning" || e.Type == "assert" {
 			b.troubles = append(b.troubles, fmt.Sprint("console: ", e.Type, e.Args))
@@ -179,7 +182,8 @@ func (b *browser) eventually(what string, ok func() bool) {
 
 func (b *browser) contains(selector, want string) {
 	b.t.Helper()
-	b.eventually(fmt.Sprintf("%q in %s", want, selector), func() bool { return strings.Contains(b.text(selector), want) })
+	b.eventually(fmt.Sprintf("%q in %s", want, selector),
+		func() bool { return strings.Contains(b.text(selector), want) })
 }
 
 // try fills the form in and presses a button.
@@ -211,7 +215,8 @@ func TestConsole(t *testing.T) {
 	b.contains("#decision", "Refused")
 	b.contains("#decision", "the same passes in")
 	b.contains("#state", "5 of 5 in use")
-	b.eventually("five admissions that leave the window", func() bool { return b.holds("document.querySelectorAll('#state .returns li').length === 5") })
+	b.eventually("five admissions that leave the window",
+		func() bool { return b.holds("document.querySelectorAll('#state .returns li').length === 5") })
 	b.contains("#keys tbody tr th", "alice")
 	b.contains("#keys tbody tr .used-cell", "5 of 5")
 	b.eventually("refusals are counted", func() bool { return strings.HasSuffix(b.text("#part-refused"), "%") })
@@ -245,18 +250,21 @@ func TestConsole(t *testing.T) {
 
 	third.Stop()
 	b.contains("#cluster-summary", "2 members")
-	b.eventually("two rows of members", func() bool { return b.holds("document.querySelectorAll('#members > li').length === 2") })
+	b.eventually("two rows of members",
+		func() bool { return b.holds("document.querySelectorAll('#members > li').length === 2") })
 	start(t, "weir-3", "", second)
 	b.contains("#cluster-summary", "3 members")
 	b.contains("#members", "weir-3")
 	b.eventually("three arcs that are all of the ring", func() bool {
-		return b.holds("document.querySelectorAll('#ring g circle').length === 3") && b.text("#ring text.big") == "100 %"
+		return b.holds("document.querySelectorAll('#ring g circle').length === 3") &&
+			b.text("#ring text.big") == "100 %"
 	})
 
 	// The node that serves the page goes: it says so, and frees what it held.
 	first.Stop()
 	b.contains("#link", "Disconnected")
-	b.quiet("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "429 (Too Many Requests)") // of a refusal, and of the node that goes
+	// of a refusal, and of the node that goes
+	b.quiet("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "429 (Too Many Requests)")
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, url := range b.requests {
@@ -286,7 +294,8 @@ func TestConsoleAsksForAToken(t *testing.T) {
 		b.holds("document.getElementById('try-check').disabled && document.getElementById('try-reset').hidden"),
 		"a reader may try checks or reset")
 	b.do(chromedp.Click("#token-button"), chromedp.SendKeys("#token", all+"\r"))
-	b.eventually("the form to be open", func() bool { return !b.holds("document.getElementById('try-check').disabled") })
+	b.eventually("the form to be open",
+		func() bool { return !b.holds("document.getElementById('try-check').disabled") })
 	b.try("login", "alice", "#try-check")
 	b.contains("#decision", "4 units of 5 left for alice")
 	b.contains("#keys tbody tr th", "alice")
@@ -305,12 +314,14 @@ func traffic(ctx context.Context, n *node.Node) {
 		for _, c := range []struct {
 			policy, key string
 			every       int
-		}{{"login", fmt.Sprintf("user-%03d", i%40), 8}, {"login", "203.0.113.7", 3}, {"api", fmt.Sprint("tenant-", i%7), 1}, {"upload", "backup-job", 2}, {"search", fmt.Sprint("session-", i%12), 2}, {"trial", "beta", 9}} {
+		}{{"login", fmt.Sprintf("user-%03d", i%40), 8}, {"login", "203.0.113.7", 3}, {"api", fmt.Sprint("tenant-", i%7),
+			1}, {"upload", "backup-job", 2}, {"search", fmt.Sprint("session-", i%12), 2}, {"trial", "beta", 9}} {
 			if i%c.every != 0 {
 				continue
 			}
 			body := fmt.Sprintf(`{"policy":%q,"key":%q}`, c.policy, c.key)
-			if resp, err := client.Post("http://"+n.HTTPAddr()+"/v1/check", "application/json", strings.NewReader(body)); err == nil {
+			if resp, err := client.Post("http://"+n.HTTPAddr()+"/v1/check", "application/json",
+				strings.NewReader(body)); err == nil {
 				resp.Body.Close()
 			}
 		}
@@ -354,7 +365,9 @@ func TestScreenshots(t *testing.T) {
 				options = append(options, chromedp.EmulateMobile)
 			}
 			b.do(chromedp.EmulateViewport(size.width, size.height, options...))
-			call(b, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
+			call(b, emulation.SetEmulatedMedia,
+				emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme",
+					Value: scheme}}})
 			evaluate[bool](b, "scrollTo(0, 0) === undefined")
 			time.Sleep(1500 * time.Millisecond) // transitions, and a snapshot
 			b.picture(fmt.Sprintf("console-%s-%s.png", size.name, scheme), false)

@@ -21,17 +21,22 @@ import (
 )
 
 var (
-	kubeconfig = flag.String("kubeconfig", "", "the cluster to use, as kubectl reads it; without one the test is skipped")
-	image      = flag.String("image", "weir:dev", "the image of weir, which the cluster's nodes have")
-	manifests  = flag.String("manifests", "../../deploy/k8s/overlays/development", "the kustomization to apply; callers must need no certificate and no token")
-	dns        = flag.String("dns", "", "HOST:PORT of the cluster's DNS (default: the Service kube-dns)")
-	only       = flag.String("steps", "", "which steps, separated by commas (default all)")
-	longest    = flag.Duration("longest", 0, "the test fails when a check waits longer during a planned step; 0: how long they wait is only printed")
-	rate       = flag.Int("rate", 400, "checks a second, of all clients together")
-	rounds     = flag.Int("rounds", 1, "how often the steps are taken")
-	calm       = flag.Duration("calm", 30*time.Second, "how long the first step is, in which nothing happens: what others are compared with")
-	records    = flag.String("records", "", "a file for all checks: step, client, policy, key, when in s, wait in ms, answer")
-	logs       = flag.String("logs", "", "a directory for the pods' logs")
+	kubeconfig = flag.String("kubeconfig", "",
+		"the cluster to use, as kubectl reads it; without one the test is skipped")
+	image     = flag.String("image", "weir:dev", "the image of weir, which the cluster's nodes have")
+	manifests = flag.String("manifests", "../../deploy/k8s/overlays/development",
+		"the kustomization to apply; callers must need no certificate and no token")
+	dns     = flag.String("dns", "", "HOST:PORT of the cluster's DNS (default: the Service kube-dns)")
+	only    = flag.String("steps", "", "which steps, separated by commas (default all)")
+	longest = flag.Duration("longest", 0,
+		"the test fails when a check waits longer during a planned step; 0: how long they wait is only printed")
+	rate   = flag.Int("rate", 400, "checks a second, of all clients together")
+	rounds = flag.Int("rounds", 1, "how often the steps are taken")
+	calm   = flag.Duration("calm", 30*time.Second,
+		"how long the first step is, in which nothing happens: what others are compared with")
+	records = flag.String("records", "",
+		"a file for all checks: step, client, policy, key, when in s, wait in ms, answer")
+	logs = flag.String("logs", "", "a directory for the pods' logs")
 )
 
 // set is the name of the StatefulSet, and the label of its pods; headless is its Service.
@@ -48,7 +53,8 @@ type cluster struct {
 
 // run returns what kubectl prints; the error has what it says.
 func (c *cluster) run(ctx context.Context, input string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "kubectl", append([]string{"--kubeconfig", *kubeconfig, "-n", c.namespace}, args...)...)
+	cmd := exec.CommandContext(ctx, "kubectl",
+		append([]string{"--kubeconfig", *kubeconfig, "-n", c.namespace}, args...)...)
 	var out, said bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &said
 	if err := cmd.Run(); err != nil {
@@ -151,8 +157,11 @@ func newCluster(t *testing.T) *cluster {
 	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') { // otherwise a registry's port
 		name, tag = name[:i], name[i+1:]
 	}
-	kustomization := fmt.Sprintf("resources: [%q]\nimages: [{name: weir, newName: %q, newTag: %q}]\npatches: [{path: policies.yaml}]\n", from, name, tag)
-	configMap := fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: weir-policies}\ndata:\n  policies.yaml: |\n    %s\n",
+	kustomization := fmt.Sprintf(
+		"resources: [%q]\nimages: [{name: weir, newName: %q, newTag: %q}]\npatches: [{path: policies.yaml}]\n", from,
+		name, tag)
+	configMap := fmt.Sprintf(
+		"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: weir-policies}\ndata:\n  policies.yaml: |\n    %s\n",
 		strings.ReplaceAll(policies(), "\n", "\n    "))
 	for file, text := range map[string]string{"kustomization.yaml": kustomization, "policies.yaml": configMap} {
 		must.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
@@ -176,7 +185,8 @@ func (c *cluster) follow() {
 		followed := make(map[string]bool)
 		var running []*exec.Cmd
 		for ctx.Err() == nil {
-			out, _ := c.run(ctx, "", "get", "pods", "-o", `jsonpath={range .items[?(@.status.containerStatuses[0].state.running)]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
+			out, _ := c.run(ctx, "", "get", "pods", "-o",
+				`jsonpath={range .items[?(@.status.containerStatuses[0].state.running)]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
 			for line := range strings.Lines(out) {
 				name, uid, ok := strings.Cut(strings.TrimSpace(line), " ")
 				if !ok || followed[uid] {
@@ -187,7 +197,8 @@ func (c *cluster) follow() {
 					c.t.Error(err)
 					return
 				}
-				cmd := exec.CommandContext(ctx, "kubectl", "--kubeconfig", *kubeconfig, "-n", c.namespace, "logs", "-f", "--timestamps", name)
+				cmd := exec.CommandContext(ctx, "kubectl", "--kubeconfig", *kubeconfig, "-n", c.namespace, "logs", "-f",
+					"--timestamps", name)
 				cmd.Stdout = f
 				if cmd.Start() == nil {
 					followed[uid] = true
@@ -211,7 +222,8 @@ func (c *cluster) resolver() string {
 	if *dns != "" {
 		return *dns
 	}
-	return net.JoinHostPort(c.kubectl("-n", "kube-system", "get", "service", "kube-dns", "-o", "jsonpath={.spec.clusterIP}"), "53")
+	return net.JoinHostPort(c.kubectl("-n", "kube-system", "get", "service", "kube-dns", "-o",
+		"jsonpath={.spec.clusterIP}"), "53")
 }
 
 // service returns HOST:PORT of a port of the Service for callers.
@@ -225,7 +237,8 @@ func (c *cluster) service(port string) string {
 // evict asks for the eviction of a pod until its PodDisruptionBudget lets it go.
 func (c *cluster) evict(p pod) {
 	c.t.Helper()
-	body := fmt.Sprintf(`{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": %q, "namespace": %q}}`, p.Metadata.Name, c.namespace)
+	body := fmt.Sprintf(`{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": %q, "namespace": %q}}`,
+		p.Metadata.Name, c.namespace)
 	path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s/eviction", c.namespace, p.Metadata.Name)
 	c.await("the budget lets "+p.Metadata.Name+" go", func() bool {
 		_, err := c.run(c.t.Context(), body, "create", "--raw", path, "-f", "-")

@@ -44,7 +44,8 @@ func policies() string {
 	b.WriteString("policies:\n")
 	for i, mode := range modes {
 		fmt.Fprintf(&b, "  - {name: room-%s, algorithm: sliding_window, limit: 100000, window: 1m, %s, on_error: closed}\n", modeNames[i], mode)
-		fmt.Fprintf(&b, "  - {name: few-%s, algorithm: sliding_log, limit: %d, window: %v, %s, on_error: closed}\n", modeNames[i], few, window, mode)
+		fmt.Fprintf(&b, "  - {name: few-%s, algorithm: sliding_log, limit: %d, window: %v, %s, on_error: closed}\n",
+			modeNames[i], few, window, mode)
 	}
 	fmt.Fprintf(&b, "  - {name: %s, algorithm: token_bucket, limit: 1000000, window: 1s, on_error: closed}\n", hot)
 	return b.String()
@@ -121,13 +122,15 @@ func startLoad(t *testing.T, c *cluster) *load {
 		defer cancel()
 		must.NoError(t, conn.Ready(ctx),
 			"no pod answers at %s: this must run where pods are reached, such as on a node", target)
-		l.askers = append(l.askers, asker{o.name, o.share, func(ctx context.Context, policy, key string) (answer, error) {
-			d, err := conn.Policy(policy).Allow(ctx, key)
-			return outcome(d.Allowed, d.FailedClosed), err
-		}})
+		l.askers = append(l.askers,
+			asker{o.name, o.share, func(ctx context.Context, policy, key string) (answer, error) {
+				d, err := conn.Policy(policy).Allow(ctx, key)
+				return outcome(d.Allowed, d.FailedClosed), err
+			}})
 	}
 	url := "http://" + c.service("8080")
-	c.await("the Service leads to a pod", func() bool { // until this host has heard of it, its address may be somebody else's
+	// until this host has heard of it, its address may be somebody else's
+	c.await("the Service leads to a pod", func() bool {
 		h := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Second}
 		resp, err := h.Get(url + "/readyz")
 		if err == nil {
@@ -364,7 +367,8 @@ func (l *load) judge() {
 		l.t.Logf("%-16s %6d checks; waits p50 %v, p99 %v, p99.9 %v, longest %v; %d above 50 ms, %d of them while this process did not stall",
 			s.name, len(waits), at(0.5), at(0.99), at(0.999), at(1), len(slow), alone)
 		for _, r := range slow[:min(5, len(slow))] {
-			l.t.Logf("    waited %6.1f ms (stalled %.1f ms) at %8.3f s: %s, %s %s: %s", ms(r.wait), ms(l.stalled(r)), r.at.Seconds(), r.client, r.policy, r.key, r.answer)
+			l.t.Logf("    waited %6.1f ms (stalled %.1f ms) at %8.3f s: %s, %s %s: %s", ms(r.wait), ms(l.stalled(r)),
+				r.at.Seconds(), r.client, r.policy, r.key, r.answer)
 		}
 		for what, n := range bad {
 			l.t.Errorf("%s: %d times: %s", s.name, n, what)
@@ -427,7 +431,8 @@ func (l *load) judgeFew() {
 			full++
 		}
 	}
-	l.t.Logf("%d keys of small limits, %d used up: %d admitted beyond the limit, %d refused below it", len(keys), full, beyond, needless)
+	l.t.Logf("%d keys of small limits, %d used up: %d admitted beyond the limit, %d refused below it", len(keys), full,
+		beyond, needless)
 }
 
 // write writes all checks to -records.
@@ -438,7 +443,8 @@ func (l *load) write() {
 	var b bytes.Buffer
 	for i := range l.records {
 		r := &l.records[i]
-		fmt.Fprintf(&b, "%s\t%s\t%s\t%s\t%.4f\t%.2f\t%.2f\t%s\n", l.steps[r.step].name, r.client, r.policy, r.key, r.at.Seconds(), ms(r.wait), ms(l.stalled(r)), r.answer)
+		fmt.Fprintf(&b, "%s\t%s\t%s\t%s\t%.4f\t%.2f\t%.2f\t%s\n", l.steps[r.step].name, r.client, r.policy, r.key,
+			r.at.Seconds(), ms(r.wait), ms(l.stalled(r)), r.answer)
 	}
 	fmt.Fprintf(&b, "# began %s\n", l.start.UTC().Format(time.RFC3339Nano))
 	expect.NoError(l.t, os.WriteFile(*records, b.Bytes(), 0o600))

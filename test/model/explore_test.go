@@ -175,7 +175,8 @@ func (a action) in(model *model, s *state) string {
 		}
 		return what + a.variant
 	case "vote":
-		return fmt.Sprintf("voter %d receives %v's request for %v, backup %v (word %d), sent %d ticks ago%s", a.a+1, m.from, m.term, m.backup, m.seq, m.age, a.variant)
+		return fmt.Sprintf("voter %d receives %v's request for %v, backup %v (word %d), sent %d ticks ago%s", a.a+1,
+			m.from, m.term, m.backup, m.seq, m.age, a.variant)
 	case "reply":
 		return fmt.Sprintf("the late reply of voter %d reaches %s", a.b+1, name(a.a))
 	case "settle":
@@ -213,7 +214,8 @@ func (a action) in(model *model, s *state) string {
 	case "commit":
 		return fmt.Sprintf("%s freezes and sends %s the commit of %v with %v", name(a.a), name(a.b), m.term, m.content)
 	case "takeOver":
-		return fmt.Sprintf("%v has %v's commit of %v and takes over at %v with %v", m.to, m.from, m.term, a.term, m.content)
+		return fmt.Sprintf("%v has %v's commit of %v and takes over at %v with %v", m.to, m.from, m.term, a.term,
+			m.content)
 	case "released":
 		return fmt.Sprintf("%v has the answer to its commit and is released", m.to)
 	case "voterRestart":

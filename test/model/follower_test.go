@@ -52,7 +52,8 @@ func (st *step) changes(n, to int, attach bool) {
 	if attach {
 		s.attaches++
 	}
-	s.nodes[n].follow[to] = follower{to: other, phase: msg.step, seq: msg.seq, sent: nd.content, confirmed: f.confirmed, escrow: f.escrow}
+	s.nodes[n].follow[to] = follower{to: other, phase: msg.step, seq: msg.seq, sent: nd.content, confirmed: f.confirmed,
+		escrow: f.escrow}
 	if attach && (f.phase == detached || f.to != other) {
 		s.nodes[n].follow[to].confirmed, s.nodes[n].follow[to].escrow = 0, 0
 	}
@@ -73,7 +74,8 @@ func (st *step) copyAtOnce(n, to int, msg message, attach bool) {
 		}
 		peer, f := &s.nodes[to], &s.nodes[n].follow[to]
 		peer.known = msg.term
-		peer.content, peer.origin, peer.how, peer.escrow = st.carried(&s, msg.content), origin{msg.term, msg.from}, copied, msg.escrow
+		peer.content, peer.origin, peer.how, peer.escrow = st.carried(&s, msg.content), origin{msg.term, msg.from},
+			copied, msg.escrow
 		peer.stream, peer.staging = peer.origin, false
 		if lost {
 			a.variant = ", the confirmation is lost"
@@ -232,7 +234,8 @@ func (st *step) takeOver(msg message) {
 	s := *st.from
 	nd := &s.nodes[msg.to.node()]
 	from := origin{msg.term, msg.from}
-	if nd.standing != none || nd.known > max(msg.term, msg.known) || nd.stream != from || nd.origin != from || nd.staging ||
+	if nd.standing != none || nd.known > max(msg.term, msg.known) || nd.stream != from || nd.origin != from ||
+		nd.staging ||
 		!st.AtomicCopies && nd.seq+1 != msg.seq {
 		return
 	}

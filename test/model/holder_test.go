@@ -70,7 +70,8 @@ func (st *step) settle(n int) {
 	backup := true
 	for v := range st.Voters {
 		sup := &nd.support[v]
-		if sup.age > 0 && !sup.late && sup.prevState == prevRecord && sup.prev.term == highest.term && sup.prev.backup != self {
+		if sup.age > 0 && !sup.late && sup.prevState == prevRecord && sup.prev.term == highest.term &&
+			sup.prev.backup != self {
 			backup = false
 		}
 	}
@@ -113,7 +114,8 @@ func (st *step) ahead(nd *node, id uint8) bool {
 		return false
 	}
 	f := &nd.follow[nd.guard.node()]
-	return f.to == nd.guard && f.phase >= current && bits.OnesCount8((nd.content.ids()|id)&^f.confirmed.ids()) <= int(f.escrow)
+	return f.to == nd.guard && f.phase >= current &&
+		bits.OnesCount8((nd.content.ids()|id)&^f.confirmed.ids()) <= int(f.escrow)
 }
 
 func (st *step) decide(n int) {

@@ -96,7 +96,8 @@ func (m *model) check(s *state) string {
 		}
 		holder = n
 		if nd.ready && nd.content.lacks(s.given) {
-			return fmt.Sprintf("%v decides at term %v without an admission that was acknowledged", m.proc(s, n), nd.term)
+			return fmt.Sprintf("%v decides at term %v without an admission that was acknowledged", m.proc(s, n),
+				nd.term)
 		}
 	}
 	return ""
@@ -118,7 +119,8 @@ func (m *model) dead(s *state, msg *message) bool {
 		return nd.known > max(msg.term, msg.known)
 	case ack:
 		f := &nd.follow[msg.from.node()]
-		return nd.standing == none || nd.term != msg.term || f.to != msg.from || f.seq != msg.seq || f.phase == detached || f.phase == current || f.phase == beginning
+		return nd.standing == none || nd.term != msg.term || f.to != msg.from || f.seq != msg.seq ||
+			f.phase == detached || f.phase == current || f.phase == beginning
 	case commitAck:
 		return nd.standing != frozen || nd.term != msg.term
 	}

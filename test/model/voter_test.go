@@ -45,7 +45,8 @@ func (st *step) vote(msg message, v int) {
 		return
 	}
 	nd := &s.nodes[msg.from.node()]
-	counts := st.alive(&s, msg.from) && nd.standing == owned && nd.term == msg.term && msg.seq <= nd.gen && msg.age < st.Lease
+	counts := st.alive(&s, msg.from) && nd.standing == owned && nd.term == msg.term && msg.seq <= nd.gen &&
+		msg.age < st.Lease
 	if counts {
 		heard := s
 		nd := &heard.nodes[msg.from.node()]

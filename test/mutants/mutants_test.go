@@ -85,7 +85,8 @@ func (m *mutant) run(t *testing.T, root string) (string, error) {
 	must.NoError(t, os.WriteFile(edited, []byte(text), 0o644))
 	list := must.Value(json.Marshal(map[string]map[string]string{"Replace": {path: edited}}))(t)
 	must.NoError(t, os.WriteFile(overlay, list, 0o644))
-	args := append([]string{"test", "-overlay", overlay, "-vet=off", "-count=1", "-timeout=5m"}, strings.Fields(m.test)...)
+	args := append([]string{"test", "-overlay", overlay, "-vet=off", "-count=1", "-timeout=5m"},
+		strings.Fields(m.test)...)
 	cmd := exec.CommandContext(t.Context(), "go", args...)
 	cmd.Dir = root
 	out, err := cmd.CombinedOutput()

@@ -141,7 +141,8 @@ func (s *Service) Reset(_ context.Context, t limit.Target) error {
 }
 
 // CheckTo implements limit.Preparer. What is denied is answered so, and is not among the Checks of the Call.
-func (s *Service) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
+func (s *Service) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials,
+	results []limit.Result) error {
 	var asked []limit.Check
 	var places []int
 	for i := range checks {

@@ -82,6 +82,7 @@ func TestBans(t *testing.T) {
 			}
 		}
 		expect.True(t, bans >= 50 && elsewhere >= 50 && admitted >= 500,
-			"seed %d: %d bans, %d checks refused by them at another node, %d admitted: nothing is tested", seed, bans, elsewhere, admitted)
+			"seed %d: %d bans, %d checks refused by them at another node, %d admitted: nothing is tested", seed, bans,
+			elsewhere, admitted)
 	}
 }

@@ -33,12 +33,14 @@ func (r *callRun) lend(text *strings.Builder) {
 	rng := rand.New(rand.NewPCG(r.seed, 4))
 	r.lends = true
 	r.jitter = min(r.jitter, 10*time.Millisecond) // who is asked for what is left can answer within recallMost
-	algorithms := []algo.Algorithm{algo.SlidingLog, algo.SlidingLog, algo.TokenBucket, algo.FixedWindow, algo.SlidingWindow}
+	algorithms := []algo.Algorithm{algo.SlidingLog, algo.SlidingLog, algo.TokenBucket, algo.FixedWindow,
+		algo.SlidingWindow}
 	for i := range 2 {
 		a := algorithms[rng.IntN(len(algorithms))]
 		window := time.Duration(1000+rng.Int64N(3000)) * time.Millisecond
 		rule := &callRule{
-			name: fmt.Sprintf("lent%d", i), onError: []string{"open", "closed", "share"}[rng.IntN(3)], algorithm: a, limit: 80 + rng.Int64N(200), lent: true,
+			name: fmt.Sprintf("lent%d", i), onError: []string{"open", "closed", "share"}[rng.IntN(3)], algorithm: a,
+			limit: 80 + rng.Int64N(200), lent: true,
 		}
 		d, strict := []checker.Durability{checker.Async, checker.Escrow, checker.Sync}[rng.IntN(3)], false
 		if r.voters != nil && i == 1 {
@@ -79,7 +81,8 @@ func (r *callRun) newBorrower(name string) *borrower {
 	if r.rates > 0 {
 		b.rate = r.draw(2*r.rates+1, name, "rate") - r.rates
 	}
-	b.book = lend.NewBook[string, ownership.Node](b.kick.Set, func() uint32 { return uint32(r.draw(1<<32, name, "sample")) })
+	b.book = lend.NewBook[string, ownership.Node](b.kick.Set,
+		func() uint32 { return uint32(r.draw(1<<32, name, "sample")) })
 	b.ctx, b.end = context.WithCancel(context.Background())
 	b.running.Go(func() { b.book.Run(b.ctx, b.kick, b.clock, b.report) })
 	return b
@@ -147,7 +150,8 @@ func (r *callRun) spends(borrower uint64, rule *callRule, cost int64) {
 		if !slices.ContainsFunc(loans, func(l algo.Loan) bool {
 			return l.ID.Borrower == borrower && !l.Ended && l.Until > now.Mono && l.Left() >= cost
 		}) {
-			r.fail("%s: %x spends %d of %s, of which %s knows %+v at %d", spentLate, borrower, cost, rule.name, n.self.Name, loans, now.Mono)
+			r.fail("%s: %x spends %d of %s, of which %s knows %+v at %d", spentLate, borrower, cost, rule.name,
+				n.self.Name, loans, now.Mono)
 		}
 	}
 }
@@ -205,7 +209,8 @@ func (b *borrower) report(sent int64, reports []lend.Report[string, ownership.No
 	if nobody != nil {
 		b.book.Answered(sent, sent, nobody)
 	}
-	for _, to := range slices.SortedFunc(maps.Keys(by), func(m, n ownership.Node) int { return strings.Compare(m.Name, n.Name) }) {
+	for _, to := range slices.SortedFunc(maps.Keys(by),
+		func(m, n ownership.Node) int { return strings.Compare(m.Name, n.Name) }) {
 		go b.carry(to, sent, by[to])
 	}
 }
@@ -357,7 +362,8 @@ func (r *callRun) watch() {
 			for _, n := range r.processes() {
 				for _, rule := range r.lent {
 					if room, held := n.lending(rule); held > room {
-						r.fail("%s: %s: %d of %s are on loan, where there is room for %d", heldBeyond, n.self.Name, held, rule.name, room)
+						r.fail("%s: %s: %d of %s are on loan, where there is room for %d", heldBeyond, n.self.Name,
+							held, rule.name, room)
 					}
 				}
 			}

@@ -32,7 +32,8 @@ const (
 	severing                // no checks pass from one node to another, or no answers
 	dying                   // one node crashes
 	troubles
-	parting = troubles // the network falls into two sides, which do not see each other any more; in the place of some that sever
+	// the network falls into two sides, which do not see each other any more; in the place of some that sever
+	parting = troubles
 )
 
 func (x trouble) String() string {
@@ -98,12 +99,14 @@ func newCallRun(t *testing.T, seed uint64) *callRun {
 	r := &callRun{trouble: troubleOf(seed), keys: make(map[string]map[string]bool)}
 	r.nodes = &nodes{
 		t: t, seed: seed, began: time.Now(), tables: make(map[string]*ring.Table), cut: make(map[[2]string]bool),
-		due: make(map[int64]bool), delay: time.Duration(rng.Int64N(int64(2 * time.Millisecond))), jitter: []time.Duration{0, time.Millisecond, 20 * time.Millisecond}[rng.IntN(3)],
-		rates: []int64{0, 1_000_000}[rng.IntN(2)], most: 2 + rng.IntN(3),
+		due: make(map[int64]bool), delay: time.Duration(rng.Int64N(int64(2 * time.Millisecond))),
+		jitter: []time.Duration{0, time.Millisecond, 20 * time.Millisecond}[rng.IntN(3)],
+		rates:  []int64{0, 1_000_000}[rng.IntN(2)], most: 2 + rng.IntN(3),
 	}
 	var text strings.Builder
 	text.WriteString("policies:\n")
-	others := []algo.Algorithm{algo.TokenBucket, algo.FixedWindow, algo.SlidingWindow, algo.SlidingCounter, algo.LeakyBucket}
+	others := []algo.Algorithm{algo.TokenBucket, algo.FixedWindow, algo.SlidingWindow, algo.SlidingCounter,
+		algo.LeakyBucket}
 	// Half of those with three nodes or more have voters, and a strict policy then.
 	r.hosts = 2 + rng.IntN(3)
 	errors := []string{"open", "open", "closed", "closed", "share", "share"}
@@ -146,18 +149,21 @@ func newCallRun(t *testing.T, seed uint64) *callRun {
 // add completes a policy, and adds it to the text of a file.
 func (r *callRun) add(text *strings.Builder, rule *callRule, d checker.Durability, strict bool, window time.Duration) {
 	name := map[algo.Algorithm]string{
-		algo.SlidingLog: "sliding_log", algo.TokenBucket: "token_bucket", algo.FixedWindow: "fixed_window", algo.SlidingWindow: "sliding_window",
+		algo.SlidingLog: "sliding_log", algo.TokenBucket: "token_bucket", algo.FixedWindow: "fixed_window",
+		algo.SlidingWindow:  "sliding_window",
 		algo.SlidingCounter: "sliding_counter", algo.LeakyBucket: "leaky_bucket",
 	}[rule.algorithm]
 	p := &rule.checked
-	*p = checker.Policy{Name: rule.name, Kind: kinds[rule.algorithm], Limit: rule.limit, Capacity: rule.limit, Window: window, Durability: d, Strict: strict}
+	*p = checker.Policy{Name: rule.name, Kind: kinds[rule.algorithm], Limit: rule.limit, Capacity: rule.limit,
+		Window: window, Durability: d, Strict: strict}
 	switch rule.algorithm {
 	case algo.SlidingWindow:
 		p.Coarse = window / 10
 	case algo.SlidingCounter:
 		p.Coarse = window
 	}
-	fmt.Fprintf(text, "  - {name: %s, algorithm: %s, limit: %d, window: %dms, on_error: %s, durability: %s", rule.name, name, rule.limit,
+	fmt.Fprintf(text, "  - {name: %s, algorithm: %s, limit: %d, window: %dms, on_error: %s, durability: %s", rule.name,
+		name, rule.limit,
 		window.Milliseconds(), rule.onError, [...]string{"none", "async", "escrow", "sync"}[d])
 	if strict {
 		text.WriteString(", consistency: strict")
@@ -197,7 +203,8 @@ func (r *callRun) note(n *node, rule *callRule, key string, cost int64, d *limit
 	defer r.recording.Unlock()
 	op := checker.Operation{Policy: rule.name, Key: key, Cost: cost, Sent: sent, Answered: came, Degraded: d.Degraded}
 	if *oneSeed >= 0 {
-		r.t.Logf("%v to %v: %s, %s/%s, %d: %+v", time.Duration(sent), time.Duration(came), n.self.Name, rule.name, key, cost, *d)
+		r.t.Logf("%v to %v: %s, %s/%s, %d: %+v", time.Duration(sent), time.Duration(came), n.self.Name, rule.name, key,
+			cost, *d)
 	}
 	switch {
 	case cost == 0:
@@ -235,7 +242,8 @@ func (r *callRun) notDecided(n *node, rule *callRule, op checker.Operation, d *l
 	}
 	what := fmt.Sprintf("%s/%s asked of %s", rule.name, op.Key, n.self.Name)
 	r.byError = append(r.byError, span{from: op.Sent, to: op.Answered, text: what})
-	if d.FailedOpen != d.Allowed || d.FailedOpen && rule.onError == "closed" || d.FailedClosed && rule.onError == "open" {
+	if d.FailedOpen != d.Allowed || d.FailedOpen && rule.onError == "closed" ||
+		d.FailedClosed && rule.onError == "open" {
 		r.wrong = append(r.wrong, fmt.Sprintf("%s: on_error %s answers %+v", what, rule.onError, *d))
 	}
 	if rule.onError == "share" {
@@ -263,7 +271,8 @@ func (r *callRun) share(n *node, rule *callRule, op checker.Operation, admitted 
 // trace says all that callers were answered, and when.
 func (r *callRun) trace() uint64 {
 	slices.SortFunc(r.operations, func(a, b operation) int { // those of one instant in any order
-		return cmp.Or(cmp.Compare(a.Sent, b.Sent), cmp.Compare(a.Answered, b.Answered), cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Key, b.Key),
+		return cmp.Or(cmp.Compare(a.Sent, b.Sent), cmp.Compare(a.Answered, b.Answered), cmp.Compare(a.Policy, b.Policy),
+			cmp.Compare(a.Key, b.Key),
 			cmp.Compare(a.Cost, b.Cost), cmp.Compare(a.Result, b.Result))
 	})
 	h := fnv.New64a()
@@ -346,7 +355,8 @@ func (r *callRun) repeater(i int) func(rng *rand.Rand) {
 		next++
 		rule := r.rules[rng.IntN(len(r.rules))]
 		id := repeated{rule: rule, check: limit.Check{
-			Target: limit.Target{Policy: rule.name, Key: fmt.Sprintf("again-%d", rng.IntN(2))}, Cost: 1 + rng.Int64N(2), RequestID: fmt.Sprint(i, "-", next),
+			Target: limit.Target{Policy: rule.name, Key: fmt.Sprintf("again-%d", rng.IntN(2))}, Cost: 1 + rng.Int64N(2),
+			RequestID: fmt.Sprint(i, "-", next),
 		}}
 		for range 6 {
 			if r.repeat(r.any(rng), &id) {
@@ -401,9 +411,11 @@ func (r *callRun) repeat(n *node, id *repeated) bool {
 		id.asked, id.first = true, sent
 	}
 	if *oneSeed >= 0 {
-		r.t.Logf("%v to %v: %s, %s/%s, request id %s: %+v", time.Duration(sent), time.Duration(came), n.self.Name, id.rule.name, key, id.check.RequestID, d)
+		r.t.Logf("%v to %v: %s, %s/%s, request id %s: %+v", time.Duration(sent), time.Duration(came), n.self.Name,
+			id.rule.name, key, id.check.RequestID, d)
 	}
-	op := checker.Operation{Policy: id.rule.name, Key: key, Cost: id.check.Cost, Sent: sent, Answered: came, Result: checker.Failed, Degraded: d.Degraded}
+	op := checker.Operation{Policy: id.rule.name, Key: key, Cost: id.check.Cost, Sent: sent, Answered: came,
+		Result: checker.Failed, Degraded: d.Degraded}
 	forgets := r.trouble == parting || r.trouble == dying && id.rule.checked.Durability < checker.Escrow
 	switch {
 	case d.FailedOpen || d.FailedClosed:
@@ -425,7 +437,8 @@ func (r *callRun) repeat(n *node, id *repeated) bool {
 		}
 	case id.admitted:
 		if !forgets {
-			r.wrong = append(r.wrong, fmt.Sprintf("%v: %s/%s: request id %s was admitted, and is refused", time.Duration(came), id.rule.name, key, id.check.RequestID))
+			r.wrong = append(r.wrong, fmt.Sprintf("%v: %s/%s: request id %s was admitted, and is refused",
+				time.Duration(came), id.rule.name, key, id.check.RequestID))
 		}
 	default:
 		op.Result = checker.Refused
@@ -473,7 +486,8 @@ func (r *callRun) obedient(i int) func(rng *rand.Rand) {
 			clear(due)
 		default:
 			if told && at <= asked && !r.troubled(asked-int64(rule.checked.Window)-2*second) {
-				r.fail("%s/%s: %d refused for another %v although it was to pass %v ago", rule.name, key, cost, d.RetryAfter, time.Duration(asked-at))
+				r.fail("%s/%s: %d refused for another %v although it was to pass %v ago", rule.name, key, cost,
+					d.RetryAfter, time.Duration(asked-at))
 			}
 			if d.RetryAfter < 0 || d.RetryAfter > 10*rule.checked.Window {
 				r.fail("%s/%s: %d of %d refused for %v", rule.name, key, cost, rule.limit, d.RetryAfter)
@@ -505,7 +519,8 @@ func (r *callRun) returner(rng *rand.Rand) {
 	target := limit.Target{Policy: rule.name, Key: fmt.Sprintf("back-%d", rng.IntN(1000))}
 	ask := func(cost int64) *limit.Decision {
 		results, _, _, _ := n.check(limit.Check{Target: target, Cost: cost})
-		if results == nil || results[0].Err != nil || n.ctx.Err() != nil || results[0].FailedOpen || results[0].FailedClosed {
+		if results == nil || results[0].Err != nil || n.ctx.Err() != nil || results[0].FailedOpen ||
+			results[0].FailedClosed {
 			return nil
 		}
 		return &results[0].Decision
@@ -532,7 +547,8 @@ func (r *callRun) returner(rng *rand.Rand) {
 	}
 	cost := 1 + rng.Int64N(back)
 	if d := ask(cost); d != nil && !d.Allowed && !r.troubled(begun-int64(rule.checked.Window)) {
-		r.fail("%s/%s: %d refused for another %v by %s although %d came back through it", rule.name, target.Key, cost, d.RetryAfter, n.self.Name, back)
+		r.fail("%s/%s: %d refused for another %v by %s although %d came back through it", rule.name, target.Key, cost,
+			d.RetryAfter, n.self.Name, back)
 	}
 	time.Sleep(time.Duration(rng.Int64N(second / 4)))
 }
@@ -717,7 +733,8 @@ func (r *callRun) life() {
 					Policy: rule.name, Key: key, Cost: left + 1, Sent: sent, Answered: came, Result: checker.Refused,
 				})
 			}
-			r.history.Usages = append(r.history.Usages, checker.Usage{Policy: rule.name, Key: key, At: came, Remaining: results[0].Remaining})
+			r.history.Usages = append(r.history.Usages,
+				checker.Usage{Policy: rule.name, Key: key, At: came, Remaining: results[0].Remaining})
 		}
 	}
 }
@@ -732,14 +749,16 @@ func (r *callRun) judge() []string {
 			}
 			o.Answered = max(o.Answered, o.asked.at)
 		}
-		if o.Result == checker.Refused && r.trouble != calmly && slices.ContainsFunc(r.lent, func(p *callRule) bool { return p.name == o.Policy }) {
+		if o.Result == checker.Refused && r.trouble != calmly &&
+			slices.ContainsFunc(r.lent, func(p *callRule) bool { return p.name == o.Policy }) {
 			continue // what borrowers have not spent whose loans have ended is charged
 		}
 		r.history.Operations = append(r.history.Operations, o.Operation)
 	}
 	for _, e := range r.byError {
 		if !slices.ContainsFunc(r.faults, func(f span) bool { return !f.planned && f.from <= e.to && e.from <= f.to }) {
-			all = append(all, fmt.Sprintf("%v: %s: answered by on_error although nothing was wrong", time.Duration(e.to), e.text))
+			all = append(all, fmt.Sprintf("%v: %s: answered by on_error although nothing was wrong",
+				time.Duration(e.to), e.text))
 		}
 	}
 	for _, v := range checker.Check(&r.history).Violations {
@@ -797,7 +816,8 @@ func TestCallSeeds(t *testing.T) {
 			t.Logf("seed %d, %v: %+v %x", seed, r.trouble, r.counts, r.trace())
 		}
 		if len(wrong) > 0 {
-			t.Errorf("seed %d, %v: %d wrong:\n\t%s%s", seed, r.trouble, len(wrong), strings.Join(wrong, "\n\t"), replay(t, seed))
+			t.Errorf("seed %d, %v: %d wrong:\n\t%s%s", seed, r.trouble, len(wrong), strings.Join(wrong, "\n\t"),
+				replay(t, seed))
 			if failed++; failed >= *most {
 				break
 			}

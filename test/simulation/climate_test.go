@@ -51,7 +51,8 @@ func temperate() climate {
 		lasts: 8 * second, between: 10 * millisecond,
 		pause: [2]int64{second / 2, 7 * second / 2}, absent: [2]int64{second, 6 * second},
 		down: [2]int64{50 * millisecond, 5050 * millisecond}, voterDown: [2]int64{50 * millisecond, 2050 * millisecond},
-		cut: [2]int64{200 * millisecond, 7200 * millisecond}, stop: [2]int64{100 * millisecond, second}, halt: [2]int64{second, 7 * second},
+		cut: [2]int64{200 * millisecond, 7200 * millisecond}, stop: [2]int64{100 * millisecond, second},
+		halt:  [2]int64{second, 7 * second},
 		doubt: [2]int64{300 * millisecond, 4300 * millisecond}, spread: 0.6, suspend: 0.3, together: 0.3, each: 0.3,
 	}
 }

@@ -44,7 +44,8 @@ func TestCosts(t *testing.T) {
 			w.run(w.now + rest*second)
 			messages, bytes := w.sent.since(from, rest*c.nodes)
 			t.Logf("a node sends %.1f messages and %.0f bytes in an idle second", messages, bytes)
-			expect.True(t, messages <= c.idle, "a node sends %.1f messages in an idle second, more than %.1f", messages, c.idle)
+			expect.True(t, messages <= c.idle, "a node sends %.1f messages in an idle second, more than %.1f", messages,
+				c.idle)
 
 			decided, until := 0, w.now+load*second
 			var ask func()

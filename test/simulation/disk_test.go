@@ -46,12 +46,14 @@ func (p *process) openDisk() ownership.RestoreConfig {
 	d := &hostDisk{p: p, fs: h.drive.fs, saved: make([]uint64, w.partitions)}
 	p.disk = d
 	fail := func(err error) {
-		w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: "a disk that does not open", Text: h.name + ": " + err.Error()})
+		w.proto.Violations = append(w.proto.Violations,
+			checker.Violation{Rule: "a disk that does not open", Text: h.name + ": " + err.Error()})
 	}
 	var err error
 	d.disk, err = disk.Open(disk.Config{
-		Dir: "data", Cluster: "c", Name: h.name, Boot: fmt.Sprint(h.drive.boot), FS: d.fs, Logger: slog.New(slog.DiscardHandler),
-		Now: func() int64 { return h.clock().Boot },
+		Dir: "data", Cluster: "c", Name: h.name, Boot: fmt.Sprint(h.drive.boot), FS: d.fs,
+		Logger: slog.New(slog.DiscardHandler),
+		Now:    func() int64 { return h.clock().Boot },
 	})
 	if err != nil {
 		fail(err)
@@ -126,7 +128,8 @@ func (d *hostDisk) names() []string {
 		d.members[m.Name] = true
 	}
 	for _, h := range p.w.hosts {
-		if h.proc == nil && h.left && !slices.ContainsFunc(p.view.Members, func(m ownership.Member) bool { return m.Name == h.name }) {
+		if h.proc == nil && h.left &&
+			!slices.ContainsFunc(p.view.Members, func(m ownership.Member) bool { return m.Name == h.name }) {
 			delete(d.members, h.name)
 		}
 	}

@@ -95,7 +95,8 @@ func (r *run) lend(pause int64) {
 	algorithms := []algo.Algorithm{algo.SlidingLog, algo.TokenBucket, algo.FixedWindow, algo.SlidingWindow}
 	for i := range 2 {
 		strict := l.voters > 0 && l.rng.IntN(2) == 0
-		limit := algo.Limit{Algorithm: algorithms[l.rng.IntN(len(algorithms))], Limit: 64 + l.rng.Int64N(64), Window: time.Duration(1000+l.rng.Int64N(5000)) * time.Millisecond}
+		limit := algo.Limit{Algorithm: algorithms[l.rng.IntN(len(algorithms))], Limit: 64 + l.rng.Int64N(64),
+			Window: time.Duration(1000+l.rng.Int64N(5000)) * time.Millisecond}
 		hoarded := strict && l.rng.IntN(2) == 0 && slices.Contains([]weather{cutting, oneWay, stormy}, r.weather)
 		if hoarded {
 			// Cuts last until the grants of one side have ended, and the other one has begun and has room again. Less
@@ -104,17 +105,20 @@ func (r *run) lend(pause int64) {
 			l.pause, r.climate.between = 10*pause, max(r.climate.between, 20*millisecond)
 			limit.Algorithm, limit.Limit, limit.Window = algo.SlidingLog, 4*limit.Limit, limit.Window/3+4*time.Second
 		}
-		p := newPolicy(fmt.Sprint("lent", i), limit, checker.Escrow+checker.Durability(l.rng.IntN(2)), strict, false, 1, l.partitions)
+		p := newPolicy(fmt.Sprint("lent", i), limit, checker.Escrow+checker.Durability(l.rng.IntN(2)), strict, false, 1,
+			l.partitions)
 		p.lent, p.Lent = true, algo.LoanTerm+algo.LoanTerm/1000 // of a clock that is slow
 		l.policies = append(l.policies, p)
 		l.world.policies = append(l.world.policies, p)
 		l.history.Policies = append(l.history.Policies, p.Policy)
 		for n := 0; hoarded && n < 4; n++ {
-			l.debtors = append(l.debtors, &debtor{l: l, boot: l.rng.Uint64(), rate: -999_000, hoards: p, loans: make(map[string]*loan)})
+			l.debtors = append(l.debtors,
+				&debtor{l: l, boot: l.rng.Uint64(), rate: -999_000, hoards: p, loans: make(map[string]*loan)})
 		}
 	}
 	for range 3 {
-		d := &debtor{l: l, boot: l.rng.Uint64(), rate: []int64{-999_000, 0, 999_000}[l.rng.IntN(3)], loans: make(map[string]*loan)}
+		d := &debtor{l: l, boot: l.rng.Uint64(), rate: []int64{-999_000, 0, 999_000}[l.rng.IntN(3)],
+			loans: make(map[string]*loan)}
 		if l.rng.IntN(4) > 0 {
 			d.near = l.hosts[l.rng.IntN(len(l.hosts))]
 		}
@@ -214,7 +218,8 @@ func (d *debtor) spend(loan *loan, n int64) bool {
 	l.look(loan.policy, loan.key)
 	loan.totals.Spent += n
 	l.spent += n
-	o := &op{id: uint64(len(l.ops)), policy: loan.policy, key: loan.key, cost: n, sent: l.now, at: l.now, charged: true, over: true, result: checker.Admitted, borrowed: true}
+	o := &op{id: uint64(len(l.ops)), policy: loan.policy, key: loan.key, cost: n, sent: l.now, at: l.now, charged: true,
+		over: true, result: checker.Admitted, borrowed: true}
 	l.ops = append(l.ops, o)
 	l.trace("%x spends %d of %s", d.boot, n, loan.key.Key)
 	return true
@@ -236,7 +241,8 @@ func (d *debtor) report(loan *loan, want int64) {
 			to = append(to, p)
 		}
 	}
-	if reached := slices.DeleteFunc(slices.Clone(to), func(p *process) bool { return !d.sends(p.host) || !d.hears(p.host) }); len(reached) > 0 {
+	if reached := slices.DeleteFunc(slices.Clone(to),
+		func(p *process) bool { return !d.sends(p.host) || !d.hears(p.host) }); len(reached) > 0 {
 		to = reached
 	}
 	if len(to) > 0 {
@@ -250,7 +256,8 @@ func (d *debtor) tell(p *process, loan *loan, want int64) {
 	if l.rng.IntN(10) == 0 {
 		return
 	}
-	b := store.Borrow{ID: algo.LoanID{Borrower: d.boot, Number: loan.number}, Totals: loan.totals, Known: loan.known, Want: want}
+	b := store.Borrow{ID: algo.LoanID{Borrower: d.boot, Number: loan.number}, Totals: loan.totals, Known: loan.known,
+		Want: want}
 	back := func(a store.Lent) {
 		if l.rng.IntN(10) > 0 {
 			l.after(l.rng.Int64N(20*millisecond), func() {
@@ -409,11 +416,13 @@ func (p *process) goOn(r *round, vain bool) {
 // because nothing but planned moves has happened, and crashes with the copies made; nor is a key used up whoever
 // borrows from it.
 func (l *lending) exact() bool {
-	return l.weather <= crashing && !l.full && !slices.ContainsFunc(l.history.Crashes, func(f checker.Crash) bool { return !f.Copied })
+	return l.weather <= crashing && !l.full &&
+		!slices.ContainsFunc(l.history.Crashes, func(f checker.Crash) bool { return !f.Copied })
 }
 
 func (l *lending) broken(rule, format string, args ...any) {
-	l.proto.Violations = append(l.proto.Violations, checker.Violation{Rule: rule, Text: fmt.Sprintf("%v: ", time.Duration(l.now)) + fmt.Sprintf(format, args...)})
+	l.proto.Violations = append(l.proto.Violations,
+		checker.Violation{Rule: rule, Text: fmt.Sprintf("%v: ", time.Duration(l.now)) + fmt.Sprintf(format, args...)})
 }
 
 // The rules of loans.
@@ -461,9 +470,11 @@ func (l *lending) look(pol *policy, key *store.Key) {
 			if of == nil || of.totals.Left() == 0 || d.clock() >= of.deadline {
 				continue
 			}
-			i := slices.IndexFunc(loans, func(k algo.Loan) bool { return k.ID == (algo.LoanID{Borrower: d.boot, Number: of.number}) })
+			i := slices.IndexFunc(loans,
+				func(k algo.Loan) bool { return k.ID == (algo.LoanID{Borrower: d.boot, Number: of.number}) })
 			if i < 0 || loans[i].Ended || loans[i].Until <= now.Mono || loans[i].Left() < of.totals.Left() {
-				l.broken(spentLate, "%x may spend %+v of %s, of which %s knows %+v at %d", d.boot, of.totals, key.Key, p.self.Name, loans, now.Mono)
+				l.broken(spentLate, "%x may spend %+v of %s, of which %s knows %+v at %d", d.boot, of.totals, key.Key,
+					p.self.Name, loans, now.Mono)
 			}
 		}
 	}
@@ -508,9 +519,11 @@ func (l *lending) decided(p *process, a *ask, dec *store.Answer) {
 	}
 	held := slices.DeleteFunc(loans, func(k algo.Loan) bool { return k.Ended || k.Left() == 0 })
 	if !slices.ContainsFunc(held, func(k algo.Loan) bool {
-		return p.lender.silent[k.ID] > l.now || !p.lender.known[k.ID.Borrower] || a.round != nil && a.round.unasked[k.ID]
+		return p.lender.silent[k.ID] > l.now || !p.lender.known[k.ID.Borrower] ||
+			a.round != nil && a.round.unasked[k.ID]
 	}) {
-		l.broken(hasty, "%s: %d refused by %s, where there is room for %d and %+v", o.key.Key, o.cost, p.self.Name, room, held)
+		l.broken(hasty, "%s: %d refused by %s, where there is room for %d and %+v", o.key.Key, o.cost, p.self.Name,
+			room, held)
 	}
 }
 
@@ -577,7 +590,8 @@ func TestLoanSeeds(t *testing.T) {
 		if repeats(seed) {
 			expect.Equal(t, play(false).hash, r.hash, "seed %d: another run of it differs%s", seed, replay(t, seed))
 		}
-		granted, recalls, silent, spent = granted+r.lending.granted, recalls+r.lending.recalls, silent+r.lending.silent, spent+r.lending.spent
+		granted, recalls, silent, spent = granted+r.lending.granted, recalls+r.lending.recalls, silent+r.lending.silent,
+			spent+r.lending.spent
 		if vs := r.violations(); len(vs) > 0 {
 			failed++
 			text := ""
@@ -603,12 +617,16 @@ func TestLoanTotals(t *testing.T) {
 		before, then algo.Totals
 		rule         string // empty: none is broken
 	}{
-		"grows":                     {algo.Totals{Granted: 16, Spent: 3}, algo.Totals{Granted: 20, Spent: 5, Returned: 15}, ""},
-		"granted falls":             {algo.Totals{Granted: 16, Spent: 3}, algo.Totals{Granted: 15, Spent: 3}, fellBack},
-		"spent falls":               {algo.Totals{Granted: 16, Spent: 3}, algo.Totals{Granted: 16, Spent: 2}, fellBack},
-		"returned falls":            {algo.Totals{Granted: 16, Returned: 3}, algo.Totals{Granted: 16, Returned: 2}, fellBack},
-		"more than there was":       {algo.Totals{Granted: 16, Spent: 10}, algo.Totals{Granted: 16, Spent: 10, Returned: 7}, beyondGrant},
-		"more spent than there was": {algo.Totals{Granted: 16, Spent: 10}, algo.Totals{Granted: 16, Spent: 17}, beyondGrant},
+		"grows": {algo.Totals{Granted: 16, Spent: 3},
+			algo.Totals{Granted: 20, Spent: 5, Returned: 15}, ""},
+		"granted falls": {algo.Totals{Granted: 16, Spent: 3}, algo.Totals{Granted: 15, Spent: 3}, fellBack},
+		"spent falls":   {algo.Totals{Granted: 16, Spent: 3}, algo.Totals{Granted: 16, Spent: 2}, fellBack},
+		"returned falls": {algo.Totals{Granted: 16, Returned: 3}, algo.Totals{Granted: 16, Returned: 2},
+			fellBack},
+		"more than there was": {algo.Totals{Granted: 16, Spent: 10},
+			algo.Totals{Granted: 16, Spent: 10, Returned: 7}, beyondGrant},
+		"more spent than there was": {algo.Totals{Granted: 16, Spent: 10}, algo.Totals{Granted: 16, Spent: 17},
+			beyondGrant},
 	} {
 		r.proto.Violations = nil
 		name := told{key: name}

@@ -102,7 +102,8 @@ func (n *node) clock() algo.Instant {
 
 // start starts a process that sees all others, and is seen by them a moment later.
 func (c *nodes) start(name string, s state) *node {
-	n := &node{c: c, self: ownership.Node{Name: name}, sees: make(map[*node]state), asked: make(map[string][]*asked), state: s}
+	n := &node{c: c, self: ownership.Node{Name: name}, sees: make(map[*node]state), asked: make(map[string][]*asked),
+		state: s}
 	n.ctx, n.end = context.WithCancel(context.Background())
 	c.mu.Lock()
 	c.boots++
@@ -116,10 +117,12 @@ func (c *nodes) start(name string, s state) *node {
 	n.store = limiter.NewStore(store.Config{Urgent: n.inbox.Urgent, Copies: true}, false)
 	n.runner = runner.New(runner.Config{
 		Core:   ownership.Config{Self: n.self, Partitions: ring.Partitions, Data: n.store, Voters: c.voters},
-		Sender: n, Inbox: n.inbox, Now: n.clock, Boot: n.mono, Version: n.store.Version, Logger: slog.New(slog.DiscardHandler),
+		Sender: n, Inbox: n.inbox, Now: n.clock, Boot: n.mono, Version: n.store.Version,
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	cfg := limiter.Config{
-		Store: n.store, Ownership: n.runner, Peers: n, Clock: n.clock, BootClock: n.mono, Policies: c.set, Timeout: callTimeout,
+		Store: n.store, Ownership: n.runner, Peers: n, Clock: n.clock, BootClock: n.mono, Policies: c.set,
+		Timeout: callTimeout,
 		Members: func() int { return c.most },
 	}
 	if c.lends {
@@ -162,7 +165,8 @@ func (c *nodes) tell(n *node, s state, after time.Duration) {
 			continue
 		}
 		go func() {
-			c.sleep(after + 20*time.Millisecond + time.Duration(c.draw(int64(200*time.Millisecond), q.self.Name, n.self.Name)))
+			c.sleep(after + 20*time.Millisecond +
+				time.Duration(c.draw(int64(200*time.Millisecond), q.self.Name, n.self.Name)))
 			c.mu.Lock()
 			if s == gone {
 				delete(q.sees, n)
@@ -201,7 +205,8 @@ func (c *nodes) part(side []string) {
 				if side != nil {
 					after = 1500 * time.Millisecond
 				}
-				c.sleep(after + time.Duration(c.draw(int64(max(after, 200*time.Millisecond))*2/3, n.self.Name, q.self.Name)))
+				c.sleep(after + time.Duration(c.draw(int64(max(after, 200*time.Millisecond))*2/3, n.self.Name,
+					q.self.Name)))
 				c.mu.Lock()
 				_, seen := n.sees[q]
 				apart := c.apart[n.self.Name] != c.apart[q.self.Name]
@@ -239,7 +244,8 @@ func (n *node) look() {
 				at[m.Name] = int32(i)
 			}
 		}
-		v.Owners, v.Backups = c.owners(names, at), c.owners(slices.DeleteFunc(slices.Clone(names), func(s string) bool { return s == n.self.Name }), at)
+		v.Owners, v.Backups = c.owners(names, at),
+			c.owners(slices.DeleteFunc(slices.Clone(names), func(s string) bool { return s == n.self.Name }), at)
 		return v
 	}
 	c.mu.Lock()
@@ -337,7 +343,8 @@ func (c *nodes) sleep(d time.Duration) {
 func (c *nodes) lost(from, to string, of ...string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.cut[[2]string{from, to}] || c.apart[from] != c.apart[to] || float64(c.draw(1<<30, append(of, from, to)...)) < c.loss*(1<<30)
+	return c.cut[[2]string{from, to}] || c.apart[from] != c.apart[to] ||
+		float64(c.draw(1<<30, append(of, from, to)...)) < c.loss*(1<<30)
 }
 
 // Send implements runner.Sender: messages for one process are one frame, which arrives as long as that process runs.
@@ -382,9 +389,11 @@ func (n *node) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op
 		if op.Extra == nil {
 			continue
 		}
-		*there[i].Extra = limiter.Extra{LeaseID: op.LeaseID, TTL: op.TTL, Exact: op.Exact, Reservation: op.Reservation, Atomic: op.Atomic}
+		*there[i].Extra = limiter.Extra{LeaseID: op.LeaseID, TTL: op.TTL, Exact: op.Exact, Reservation: op.Reservation,
+			Atomic: op.Atomic}
 		if op.Loan != nil {
-			there[i].Loan = &limiter.LoanCall{Report: op.Loan.Report, Recall: op.Loan.Recall, Forwarded: op.Loan.Forwarded}
+			there[i].Loan = &limiter.LoanCall{Report: op.Loan.Report, Recall: op.Loan.Recall,
+				Forwarded: op.Loan.Forwarded}
 			if !op.Loan.Forwarded {
 				there[i].Loan.Report.ID.Borrower = n.self.Boot
 			}
@@ -405,7 +414,8 @@ func (n *node) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op
 		for i, op := range ops {
 			op.Outcome = limiter.Outcome{Unreachable: true}
 			if out := &there[i].Outcome; ok {
-				op.Outcome = limiter.Outcome{Err: out.Err, NotHolder: out.NotHolder, Lease: out.Lease, Unreachable: out.Unreachable}
+				op.Outcome = limiter.Outcome{Err: out.Err, NotHolder: out.NotHolder, Lease: out.Lease,
+					Unreachable: out.Unreachable}
 				*op.Decision = *there[i].Decision
 				if op.Extra == nil {
 					continue
@@ -519,7 +529,8 @@ func (c *nodes) quiet() bool {
 			return false
 		}
 		st, ok := n.runner.Status()
-		if !ok || st.Degraded > 0 && len(running) > 1 || st.Moving+st.Arriving+st.Awaited > 0 || len(c.voters) > 0 && st.Granted < st.Held {
+		if !ok || st.Degraded > 0 && len(running) > 1 || st.Moving+st.Arriving+st.Awaited > 0 ||
+			len(c.voters) > 0 && st.Granted < st.Held {
 			return false
 		}
 		held += st.Held

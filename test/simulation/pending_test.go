@@ -79,12 +79,15 @@ func (r *run) finish(o *op, keep int64) {
 			return
 		}
 		if p := r.any(); p != nil {
-			w.ask(p, &op{kind: settle, policy: o.policy, key: o.key, cost: o.cost, of: o, keep: keep, done: func(again *op) {
-				differs := again.result == checker.Refused || again.result == checker.Admitted && again.returned != first.returned
-				if differs && r.weather <= moving && w.history.Late < time.Second {
-					r.lost("a settle answered in two ways", again, fmt.Sprintf("%d and %d came back", first.returned, again.returned))
-				}
-			}})
+			w.ask(p, &op{kind: settle, policy: o.policy, key: o.key, cost: o.cost, of: o, keep: keep,
+				done: func(again *op) {
+					differs := again.result == checker.Refused ||
+						again.result == checker.Admitted && again.returned != first.returned
+					if differs && r.weather <= moving && w.history.Late < time.Second {
+						r.lost("a settle answered in two ways", again,
+							fmt.Sprintf("%d and %d came back", first.returned, again.returned))
+					}
+				}})
 		}
 	}})
 }
@@ -127,7 +130,8 @@ func (r *run) together(p *process) {
 	for range 2 + w.rng.IntN(2) {
 		pol := w.policies[w.rng.IntN(len(w.policies))]
 		key := &pol.keys[w.rng.IntN(len(pol.keys))]
-		if pol.Kind == checker.Leases || slices.ContainsFunc(a.parts, func(o *op) bool { return o.key.Key == key.Key }) {
+		if pol.Kind == checker.Leases ||
+			slices.ContainsFunc(a.parts, func(o *op) bool { return o.key.Key == key.Key }) {
 			continue
 		}
 		o := &op{policy: pol, key: key, cost: 1 + w.rng.Int64N(2), hold: 3 * second, all: a}

@@ -39,10 +39,12 @@ func (g *gaps) traffic() {
 		g.asked[kind]++
 		g.submit(at, pol, key, 1, func(o *op) {
 			if o.result != checker.Admitted {
-				g.failed[kind] = append(g.failed[kind], fmt.Sprintf("%.3f s: %s of partition %d, at %s: %s, by %q", float64(o.sent)/1e9, o.key.Key, o.key.Partition, at.self.Name, o.why, o.node))
+				g.failed[kind] = append(g.failed[kind], fmt.Sprintf("%.3f s: %s of partition %d, at %s: %s, by %q",
+					float64(o.sent)/1e9, o.key.Key, o.key.Partition, at.self.Name, o.why, o.node))
 			}
 			if d := g.now - o.sent; d > g.waited[kind] {
-				g.waited[kind], g.waiting[kind] = d, fmt.Sprintf("partition %d at %s from %.3f s", o.key.Partition, at.self.Name, float64(o.sent)/1e9)
+				g.waited[kind], g.waiting[kind] = d,
+					fmt.Sprintf("partition %d at %s from %.3f s", o.key.Partition, at.self.Name, float64(o.sent)/1e9)
 			}
 		})
 	}
@@ -76,7 +78,8 @@ func (g *gaps) note(kind int, since []int64, part int, decides bool) {
 		since[part] = g.now
 	case decides && since[part] != 0:
 		if d := g.now - since[part]; d > g.longest[kind] {
-			g.longest[kind], g.where[kind] = d, fmt.Sprintf("partition %d from %.3f to %.3f s", part, float64(since[part])/1e9, float64(g.now)/1e9)
+			g.longest[kind], g.where[kind] = d,
+				fmt.Sprintf("partition %d from %.3f to %.3f s", part, float64(since[part])/1e9, float64(g.now)/1e9)
 		}
 		since[part] = 0
 	}
@@ -108,7 +111,8 @@ func TestPlannedMoves(t *testing.T) {
 	}
 	ready("at the start")
 	w.run(w.now + 4*second)
-	g := &gaps{world: w, ready: make(map[*process]bool), strict: make([]int64, s.partitions), plain: make([]int64, s.partitions), until: never}
+	g := &gaps{world: w, ready: make(map[*process]bool), strict: make([]int64, s.partitions),
+		plain: make([]int64, s.partitions), until: never}
 	w.after(0, g.watch)
 	w.after(0, g.traffic)
 	said := [2]int64{}
@@ -116,7 +120,8 @@ func TestPlannedMoves(t *testing.T) {
 		t.Helper()
 		for kind, name := range []string{"under strict rules", "under others"} {
 			t.Logf("%s: nobody decides %s for up to %v: %s", what, name, time.Duration(g.longest[kind]), g.where[kind])
-			t.Logf("%s: of %d checks %s %d failed, and one waited for %v: %s", what, g.asked[kind], name, len(g.failed[kind]), time.Duration(g.waited[kind]), g.waiting[kind])
+			t.Logf("%s: of %d checks %s %d failed, and one waited for %v: %s", what, g.asked[kind], name,
+				len(g.failed[kind]), time.Duration(g.waited[kind]), g.waiting[kind])
 			for _, why := range g.failed[kind][:min(len(g.failed[kind]), 10)] {
 				t.Error(why)
 			}
@@ -145,7 +150,8 @@ func TestPlannedMoves(t *testing.T) {
 	look("one less")
 	g.until = 0
 	if said[0] > 50*millisecond || said[1] > 50*millisecond {
-		t.Errorf("nobody decides, or a check waits, for up to %v under strict rules, %v under others", time.Duration(said[0]), time.Duration(said[1]))
+		t.Errorf("nobody decides, or a check waits, for up to %v under strict rules, %v under others",
+			time.Duration(said[0]), time.Duration(said[1]))
 	}
 }
 
@@ -178,7 +184,8 @@ func twoLeave(t *testing.T, seed uint64, later int64) {
 	}
 	must.True(t, w.until(30*second, w.quiet), "not settled at the start")
 	w.run(w.now + 4*second)
-	g := &gaps{world: w, ready: make(map[*process]bool), strict: make([]int64, s.partitions), plain: make([]int64, s.partitions), until: never}
+	g := &gaps{world: w, ready: make(map[*process]bool), strict: make([]int64, s.partitions),
+		plain: make([]int64, s.partitions), until: never}
 	w.after(0, g.watch)
 	w.after(0, g.traffic)
 	w.run(w.now + second)
@@ -192,11 +199,13 @@ func twoLeave(t *testing.T, seed uint64, later int64) {
 	g.until = 0
 	for kind, name := range []string{"strict", "plain"} {
 		t.Logf("%s: nobody decides for up to %v: %s", name, time.Duration(g.longest[kind]), g.where[kind])
-		t.Logf("%s: of %d checks %d failed, and one waited for %v: %s", name, g.asked[kind], len(g.failed[kind]), time.Duration(g.waited[kind]), g.waiting[kind])
+		t.Logf("%s: of %d checks %d failed, and one waited for %v: %s", name, g.asked[kind], len(g.failed[kind]),
+			time.Duration(g.waited[kind]), g.waiting[kind])
 		for _, why := range g.failed[kind][:min(len(g.failed[kind]), 10)] {
 			t.Error(why)
 		}
 		expect.True(t, max(g.longest[kind], g.waited[kind]) <= 50*millisecond,
-			"%s: nobody decides for %v, or a check waits for %v", name, time.Duration(g.longest[kind]), time.Duration(g.waited[kind]))
+			"%s: nobody decides for %v, or a check waits for %v", name, time.Duration(g.longest[kind]),
+			time.Duration(g.waited[kind]))
 	}
 }

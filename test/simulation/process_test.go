@@ -175,7 +175,8 @@ func (p *process) carryOut(eff ownership.Effects) {
 		}
 		to := w.host(e.To.Name)
 		kind := kindOf(e.Message)
-		if a, ok := e.Message.(*ownership.CommitAck); ok && a.Keep && p.labels[a.Partition].Less(a.New) { // it may be the answer again
+		// it may be the answer again
+		if a, ok := e.Message.(*ownership.CommitAck); ok && a.Keep && p.labels[a.Partition].Less(a.New) {
 			p.labels[a.Partition] = a.New
 		}
 		if b, ok := e.Message.(*ownership.Block); ok {
@@ -207,7 +208,8 @@ func (p *process) carried(list []ownership.Envelope) []ownership.Envelope {
 		read, err := replica.Read(data, w.partitions)
 		if err != nil {
 			w.proto.Violations = append(w.proto.Violations, checker.Violation{
-				Rule: "a message that its reader refuses", Text: fmt.Sprintf("%v: %T: %v", time.Duration(w.now), list[i].Message, err),
+				Rule: "a message that its reader refuses",
+				Text: fmt.Sprintf("%v: %T: %v", time.Duration(w.now), list[i].Message, err),
 			})
 			continue
 		}
@@ -320,7 +322,8 @@ func (p *process) note(n ownership.Note) {
 
 // claimed notes which partitions were claimed as new out of their owner's sight.
 func (w *world) claimed(by *process, part int, asNew bool) {
-	if !asNew || !slices.ContainsFunc(w.running(), func(q *process) bool { return q != by && q.owns(part) && !by.watches(q) }) {
+	if !asNew || !slices.ContainsFunc(w.running(),
+		func(q *process) bool { return q != by && q.owns(part) && !by.watches(q) }) {
 		return
 	}
 	h := checker.Hidden{At: w.now, Keys: make(map[string]bool)}
@@ -375,7 +378,8 @@ func (p *process) leave() {
 			switch {
 			case !p.agreed() && p.w.now < p.stateAt+agreeFor:
 				p.later(20*millisecond, wait)
-			case p.core.Settled() && p.settled && !p.handling() && (p.core.Status(p.clock()).Stranded == 0 || p.alone()) && p.disk.needless(until):
+			case p.core.Settled() && p.settled && !p.handling() &&
+				(p.core.Status(p.clock()).Stranded == 0 || p.alone()) && p.disk.needless(until):
 				p.w.say("%s has left", p.self.Name)
 				p.left = true
 				p.end()
@@ -491,7 +495,8 @@ func (p *process) poll() {
 	if !p.joined && (p.others() > 0 || len(w.hosts) == 1 || w.now-p.begun >= w.lonely) {
 		p.joined, change = true, true
 	}
-	if p.state == joining && p.joined && !slices.ContainsFunc(p.sights, func(s *sight) bool { return s.alive && s.of.self.Name == p.self.Name }) {
+	if p.state == joining && p.joined &&
+		!slices.ContainsFunc(p.sights, func(s *sight) bool { return s.alive && s.of.self.Name == p.self.Name }) {
 		p.state, p.stateAt, change = active, w.now, true
 	}
 	if change {

@@ -183,7 +183,8 @@ func (s *scenario) do(command string) string {
 		s.setRate(s.host(s.word(0)), s.number("rate", 0)*1000)
 	case "lose":
 		s.traps = append(s.traps, &trap{
-			kind: s.word(0), from: s.args["from"], to: s.args["to"], left: int(s.number("n", 1)), crash: s.args["crash"],
+			kind: s.word(0), from: s.args["from"], to: s.args["to"], left: int(s.number("n", 1)),
+			crash: s.args["crash"],
 		})
 	case "slow":
 		for _, a := range s.word(0) {
@@ -234,7 +235,8 @@ func (s *scenario) cutAll(from, to string, cut bool) {
 }
 
 func (s *scenario) policy() {
-	limit := algo.Limit{Algorithm: algo.SlidingLog, Limit: s.number("limit", 5), Window: time.Duration(s.duration(s.args["window"]))}
+	limit := algo.Limit{Algorithm: algo.SlidingLog, Limit: s.number("limit", 5),
+		Window: time.Duration(s.duration(s.args["window"]))}
 	if name, ok := s.args["algorithm"]; ok {
 		limit.Algorithm, _ = algo.ParseAlgorithm(name)
 	}
@@ -315,7 +317,8 @@ func (s *scenario) room() string {
 		if text = fmt.Sprintf("%d left of %d\n", o.remaining, pol.Limit); o.result == checker.Failed {
 			text = "failed (" + o.why + ")\n"
 		} else if s.splits == len(s.history.Splits) && !s.disturbed {
-			s.history.Usages = append(s.history.Usages, checker.Usage{Policy: pol.Name, Key: key.Key, At: o.at, Remaining: o.remaining})
+			s.history.Usages = append(s.history.Usages,
+				checker.Usage{Policy: pol.Name, Key: key.Key, At: o.at, Remaining: o.remaining})
 		}
 	})
 	for text == "" {
@@ -366,7 +369,8 @@ func TestScenarios(t *testing.T) {
 			case *update:
 				must.NoError(t, os.WriteFile(file, []byte(got), 0o644))
 			default:
-				t.Errorf("%s: the output differs; look at it with -update and git diff:\n%s", file, differences(string(text), got))
+				t.Errorf("%s: the output differs; look at it with -update and git diff:\n%s", file,
+					differences(string(text), got))
 			}
 		})
 	}
@@ -379,5 +383,6 @@ func differences(want, got string) string {
 	for i < len(a) && i < len(b) && a[i] == b[i] {
 		i++
 	}
-	return fmt.Sprintf("line %d:\nwant:\n%s\ngot:\n%s", i+1, strings.Join(a[i:min(i+8, len(a))], "\n"), strings.Join(b[i:min(i+8, len(b))], "\n"))
+	return fmt.Sprintf("line %d:\nwant:\n%s\ngot:\n%s", i+1, strings.Join(a[i:min(i+8, len(a))], "\n"),
+		strings.Join(b[i:min(i+8, len(b))], "\n"))
 }

@@ -21,12 +21,14 @@ import (
 )
 
 var (
-	oneSeed   = flag.Int64("seed", -1, "run this seed only; with -v its whole trace is shown")
-	only      = flag.String("weather", "", "run seeds of these kinds of weather only, such as moving,crashing; of TestCallSeeds, of trouble, such as losing,dying")
-	firstOf   = flag.Uint64("first", 0, "the first seed to run")
-	budget    = flag.Duration("for", 0, "run seeds for so long, in place of a number of them")
-	once      = flag.Bool("once", false, "run each seed once only, and show of none that it repeats itself")
-	allSeeds  = flag.Int("seeds", 240, "how many seeds to run, a third of them of loans and of stops; a tenth of them under the race detector")
+	oneSeed = flag.Int64("seed", -1, "run this seed only; with -v its whole trace is shown")
+	only    = flag.String("weather", "",
+		"run seeds of these kinds of weather only, such as moving,crashing; of TestCallSeeds, of trouble, such as losing,dying")
+	firstOf  = flag.Uint64("first", 0, "the first seed to run")
+	budget   = flag.Duration("for", 0, "run seeds for so long, in place of a number of them")
+	once     = flag.Bool("once", false, "run each seed once only, and show of none that it repeats itself")
+	allSeeds = flag.Int("seeds", 240,
+		"how many seeds to run, a third of them of loans and of stops; a tenth of them under the race detector")
 	callSeeds = flag.Int("calls", 10, "how many seeds of TestCallSeeds to run; a tenth of them under the race detector")
 	twice     = flag.Bool("twice", false, "run each seed of TestCallSeeds twice, and tell how many repeat themselves")
 	most      = flag.Int("most", 10, "how many seeds may fail before the rest is left out")
@@ -149,7 +151,8 @@ func drawPolicies(rng *rand.Rand, partitions int, strict bool) []*policy {
 		if a == algo.Concurrency && d == checker.Escrow {
 			a = algo.SlidingLog // nobody could release what is charged for an escrow
 		}
-		limit := algo.Limit{Algorithm: a, Limit: 2 + rng.Int64N(12), Window: time.Duration(1000+rng.Int64N(5000)) * time.Millisecond}
+		limit := algo.Limit{Algorithm: a, Limit: 2 + rng.Int64N(12),
+			Window: time.Duration(1000+rng.Int64N(5000)) * time.Millisecond}
 		if wide {
 			// What is in use adds up to less than the limit, so that whatever is forgotten of it shows.
 			limit.Limit, limit.Window = 100+rng.Int64N(200), time.Duration(20+rng.Int64N(40))*time.Second
@@ -167,9 +170,11 @@ func drawPolicies(rng *rand.Rand, partitions int, strict bool) []*policy {
 			add(algorithms[rng.IntN(len(algorithms))], d, true, false)
 		}
 	}
-	calendar := algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch, Limit: 2 + rng.Int64N(12), Window: time.Duration(1+rng.Int64N(5)) * time.Second}
+	calendar := algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch, Limit: 2 + rng.Int64N(12),
+		Window: time.Duration(1+rng.Int64N(5)) * time.Second}
 	d := checker.Durability(rng.IntN(4))
-	all = append(all, newPolicy(fmt.Sprintf("p%d", len(all)), calendar, d, strict && d >= checker.Escrow, false, 2, partitions))
+	all = append(all, newPolicy(fmt.Sprintf("p%d", len(all)), calendar, d, strict && d >= checker.Escrow, false, 2,
+		partitions))
 	wide = true
 	for _, d := range []checker.Durability{checker.Sync, checker.Sync, checker.Escrow} {
 		add(algorithms[rng.IntN(len(algorithms))], d, false, false)
@@ -204,7 +209,8 @@ func newPolicy(name string, limit algo.Limit, d checker.Durability, strict, clos
 	p.rule = &store.Rule{
 		Scope: name, Limits: algo.Limits{limit}, Strict: strict, ColdClosed: closed,
 		Durability: map[checker.Durability]store.Durability{
-			checker.None: store.None, checker.Async: store.Async, checker.Escrow: store.Escrow, checker.Sync: store.Sync,
+			checker.None: store.None, checker.Async: store.Async, checker.Escrow: store.Escrow,
+			checker.Sync: store.Sync,
 		}[d],
 	}
 	for i := range keys {
@@ -231,10 +237,13 @@ func hash(key string) uint64 {
 // life is the whole run.
 func (r *run) life() {
 	w := r.world
-	w.say("seed %d, %v%v: %d nodes, %d partitions, %d voters, delay %v+%v, loss %v, repeated %v, tick %v, one-sided %v", w.seed, r.weather, r.climate,
-		len(w.hosts), w.partitions, w.voters, time.Duration(w.delay), time.Duration(w.jitter), w.loss, w.repeat, time.Duration(w.tick), w.oneSided)
+	w.say("seed %d, %v%v: %d nodes, %d partitions, %d voters, delay %v+%v, loss %v, repeated %v, tick %v, one-sided %v",
+		w.seed, r.weather, r.climate,
+		len(w.hosts), w.partitions, w.voters, time.Duration(w.delay), time.Duration(w.jitter), w.loss, w.repeat,
+		time.Duration(w.tick), w.oneSided)
 	for _, p := range w.policies {
-		w.trace("%s: %v %d in %v, durability %d, strict %v, cold start closed %v", p.Name, p.rule.Limits[0].Algorithm, p.Limit, p.Window,
+		w.trace("%s: %v %d in %v, durability %d, strict %v, cold start closed %v", p.Name, p.rule.Limits[0].Algorithm,
+			p.Limit, p.Window,
 			p.Durability, p.Strict, p.ColdClosed)
 	}
 	spare := 0
@@ -356,13 +365,15 @@ func (r *run) converge(when string) {
 		}
 	}
 	for _, p := range w.running() {
-		w.say("%s/%d: state %d, paused %v, view settled %v, core settled %v, %d members", p.self.Name, p.self.Boot, p.state, p.paused, p.settled, p.core.Settled(), len(p.view.Members))
+		w.say("%s/%d: state %d, paused %v, view settled %v, core settled %v, %d members", p.self.Name, p.self.Boot,
+			p.state, p.paused, p.settled, p.core.Settled(), len(p.view.Members))
 		for part := range w.partitions {
 			w.say("  %d: %+v, copy at its backup: %v", part, p.core.Route(part), p.data.parts[part].caught)
 		}
 	}
 	if w.seen == len(w.proto.Violations) {
-		w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: checker.Misplaced, Text: "not settled " + when})
+		w.proto.Violations = append(w.proto.Violations,
+			checker.Violation{Rule: checker.Misplaced, Text: "not settled " + when})
 	}
 }
 
@@ -419,7 +430,8 @@ func (r *run) again(o *op) {
 		return
 	}
 	w.resend(p, o, func(q *op) {
-		forgotten := q.result == checker.Refused || q.fresh || q.result == checker.Failed && r.weather == fair && !o.policy.Strict
+		forgotten := q.result == checker.Refused || q.fresh ||
+			q.result == checker.Failed && r.weather == fair && !o.policy.Strict
 		if o.result == checker.Admitted && forgotten && r.kept(o) {
 			r.lost("a request id forgotten", q, fmt.Sprintf("charged again %v, %s", q.fresh, q.why))
 		}
@@ -442,7 +454,8 @@ func (r *run) probe() {
 							Policy: pol.Name, Key: key.Key, At: o.at, Remaining: o.remaining,
 						})
 					} else if pol.Strict {
-						w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: "never answered again", Text: o.key.Key + ": " + o.why})
+						w.proto.Violations = append(w.proto.Violations,
+							checker.Violation{Rule: "never answered again", Text: o.key.Key + ": " + o.why})
 					}
 				})
 			}
@@ -505,7 +518,8 @@ func (r *run) move() {
 	case p == nil:
 		w.say("%s joins", h.name)
 		w.start(h)
-	case p.state == active && !p.paused && slices.ContainsFunc(w.running(), func(q *process) bool { return q != p && q.state == active }):
+	case p.state == active && !p.paused &&
+		slices.ContainsFunc(w.running(), func(q *process) bool { return q != p && q.state == active }):
 		w.say("%s is to leave", h.name)
 		p.leave()
 		if w.chance(0.5) {

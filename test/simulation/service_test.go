@@ -133,7 +133,8 @@ func (o *op) finish(w *world, r checker.Result, why string) {
 	o.over, o.result, o.why = true, r, why
 	w.mix(uint64(w.now), o.id, uint64(r), uint64(o.remaining))
 	if w.verbose {
-		w.trace("%s: %v of %d: %s %s by %s", o.key.Key, o.kind, o.cost, [...]string{"", "admitted", "refused", "failed"}[r], why, o.node)
+		w.trace("%s: %v of %d: %s %s by %s", o.key.Key, o.kind, o.cost,
+			[...]string{"", "admitted", "refused", "failed"}[r], why, o.node)
 	}
 	if o.done != nil {
 		o.done(o)
@@ -360,7 +361,8 @@ func (p *process) undecided(a *ask, err error) {
 	w := p.w
 	if !errors.Is(err, store.ErrNoGrant) {
 		w.say("VIOLATION: %s: %v", p.self.Name, err)
-		w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: checker.NoToken, Text: p.self.Name + ": " + err.Error()})
+		w.proto.Violations = append(w.proto.Violations,
+			checker.Violation{Rule: checker.NoToken, Text: p.self.Name + ": " + err.Error()})
 	}
 	if errors.Is(err, store.ErrNoGrant) && w.now-a.ungranted < grantMost {
 		p.later(grantAgain, func() { p.handle(a) })
@@ -409,11 +411,13 @@ func (p *process) settle(a *ask) {
 	switch o.kind {
 	case settle:
 		var done store.Settled
-		done, err = p.data.Settle(*o.key, rule, now.Instant, store.Settlement{ID: of.reservation, Keep: o.keep, Exact: true, Boot: now.Boot})
+		done, err = p.data.Settle(*o.key, rule, now.Instant,
+			store.Settlement{ID: of.reservation, Keep: o.keep, Exact: true, Boot: now.Boot})
 		o.returned, dec.Allowed = done.Returned, done.Known
 		back := of.cost - o.keep
 		if rule.Limits[0].Period != 0 {
-			back = done.Returned // none after the window's end by this node's wall clock; by that of a node it moves to it may go on
+			// none after the window's end by this node's wall clock; by that of a node it moves to it may go on
+			back = done.Returned
 		}
 		if dec.Allowed && back > of.returned {
 			of.returned = back
@@ -517,7 +521,8 @@ func (w *world) record() {
 			continue
 		}
 		op := o.history
-		op.Policy, op.Key, op.Cost, op.Sent, op.Answered, op.Degraded, op.Node, op.Borrowed = o.policy.Name, o.key.Key, o.cost, o.at, o.at, o.degraded, o.node, o.borrowed
+		op.Policy, op.Key, op.Cost, op.Sent, op.Answered, op.Degraded, op.Node, op.Borrowed = o.policy.Name, o.key.Key,
+			o.cost, o.at, o.at, o.degraded, o.node, o.borrowed
 		switch {
 		case o.all != nil && !o.all.admitted:
 			if op.Result = checker.Failed; o.over && o.result == checker.Refused {

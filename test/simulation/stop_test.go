@@ -34,7 +34,8 @@ func TestStopSeeds(t *testing.T) {
 					fmt.Println(strings.Join(r.lines, "\n"))
 				}
 				if vs := r.violations(); len(vs) > 0 {
-					t.Errorf("seed %d: %d violations, such as %v%s\n%s", seed, len(vs), vs[0], replay(t, seed), strings.Join(r.lines, "\n"))
+					t.Errorf("seed %d: %d violations, such as %v%s\n%s", seed, len(vs), vs[0], replay(t, seed),
+						strings.Join(r.lines, "\n"))
 				}
 			}
 		})
@@ -67,14 +68,17 @@ func playStops(seed uint64, verbose bool) *run {
 	if rng.IntN(3) == 0 {
 		s.chunk = 1 << (7 + rng.IntN(5))
 	}
-	r := &stopper{run: &run{weather: stormy, climate: temperate()}, singles: rng.IntN(2) == 0, reboots: rng.IntN(3) == 0, loses: rng.IntN(3) == 0}
+	r := &stopper{run: &run{weather: stormy, climate: temperate()}, singles: rng.IntN(2) == 0,
+		reboots: rng.IntN(3) == 0, loses: rng.IntN(3) == 0}
 	s.policies = persistent(rng, s.partitions, !r.singles)
 	r.world = newWorld(s)
 	r.verbose = verbose
-	r.history.Flush = 40*time.Millisecond + time.Duration(s.tick) + 45*time.Millisecond // two writes of the disk, and the codec
+	// two writes of the disk, and the codec
+	r.history.Flush = 40*time.Millisecond + time.Duration(s.tick) + 45*time.Millisecond
 	r.history.Late = 500 * time.Millisecond
 	if r.reboots {
-		r.history.Late += 2 * time.Minute // the time in between counts as nothing: three times 36 s for a host that comes late
+		// the time in between counts as nothing: three times 36 s for a host that comes late
+		r.history.Late += 2 * time.Minute
 	}
 	r.live()
 	return r.run
@@ -82,13 +86,15 @@ func playStops(seed uint64, verbose bool) *run {
 
 // persistent draws policies with Persist, of each durability.
 func persistent(rng *rand.Rand, partitions int, none bool) (all []*policy) {
-	algorithms := []algo.Algorithm{algo.SlidingLog, algo.TokenBucket, algo.FixedWindow, algo.SlidingWindow, algo.SlidingCounter, algo.LeakyBucket, algo.Concurrency}
+	algorithms := []algo.Algorithm{algo.SlidingLog, algo.TokenBucket, algo.FixedWindow, algo.SlidingWindow,
+		algo.SlidingCounter, algo.LeakyBucket, algo.Concurrency}
 	for d := checker.Async; d <= checker.Sync; d++ {
 		for _, a := range []algo.Algorithm{algo.SlidingLog, algorithms[rng.IntN(len(algorithms))]} {
 			if a == algo.Concurrency && d == checker.Escrow {
 				a = algo.SlidingLog
 			}
-			limit := algo.Limit{Algorithm: a, Limit: 10 + rng.Int64N(100), Window: time.Duration(10+rng.IntN(50)) * time.Second}
+			limit := algo.Limit{Algorithm: a, Limit: 10 + rng.Int64N(100),
+				Window: time.Duration(10+rng.IntN(50)) * time.Second}
 			p := newPolicy(fmt.Sprintf("p%d", len(all)), limit, d, false, false, 1+rng.IntN(2), partitions)
 			if p.rule.Persist = true; none && d == checker.Async && rng.IntN(2) == 0 {
 				p.rule.Durability = store.None // the disk is told of it all the same
@@ -288,7 +294,8 @@ func TestOwnerKilledBefore(t *testing.T) {
 		none.Scope, none.Durability = "none", store.None
 		left := func(rule *store.Rule, cost int64) int64 {
 			p := w.target(0)
-			a, err := p.data.Decide(pol.keys[0], rule, p.clock().Instant, store.Call{Request: algo.Request{Cost: cost}}, nil)
+			a, err := p.data.Decide(pol.keys[0], rule, p.clock().Instant, store.Call{Request: algo.Request{Cost: cost}},
+				nil)
 			must.NoError(t, err)
 			w.run(w.now + second)
 			return a.Remaining

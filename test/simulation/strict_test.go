@@ -22,7 +22,8 @@ func strictWorld(t *testing.T, later int64) (l *lending, pol *policy, owner, bac
 	pol = newPolicy("strict", limit, checker.Sync, true, false, 0, s.partitions)
 	pol.lent, pol.Lent = true, algo.LoanTerm+algo.LoanTerm/1000
 	s.policies = []*policy{pol}
-	l = &lending{run: &run{world: newWorld(s), weather: cutting}, rng: rand.New(rand.NewPCG(1, 9)), policies: s.policies}
+	l = &lending{run: &run{world: newWorld(s), weather: cutting}, rng: rand.New(rand.NewPCG(1, 9)),
+		policies: s.policies}
 	l.world.lending = l
 	for _, h := range l.hosts {
 		if h.index < l.voters {

@@ -53,8 +53,9 @@ type settings struct {
 func calm(seed uint64) settings {
 	return settings{
 		seed: seed, hosts: 3, partitions: 4, tick: 10 * millisecond,
-		delay: millisecond, detect: [2]int64{2 * second, 2 * second}, discover: [2]int64{100 * millisecond, 100 * millisecond},
-		late: 300 * millisecond, settle: 500 * millisecond, lonely: 5 * second, leaveFor: 10 * second,
+		delay: millisecond, detect: [2]int64{2 * second, 2 * second},
+		discover: [2]int64{100 * millisecond, 100 * millisecond},
+		late:     300 * millisecond, settle: 500 * millisecond, lonely: 5 * second, leaveFor: 10 * second,
 	}
 }
 
@@ -289,7 +290,8 @@ type trap struct {
 }
 
 func (t *trap) catches(from, to *host, kind string) bool {
-	return t.left > 0 && strings.EqualFold(t.kind, kind) && (t.from == "" || t.from == from.name) && (t.to == "" || t.to == to.name)
+	return t.left > 0 && strings.EqualFold(t.kind, kind) && (t.from == "" || t.from == from.name) &&
+		(t.to == "" || t.to == to.name)
 }
 
 // transmit has something arrive at another host, or not.

@@ -63,7 +63,8 @@ func TestNamedTests(t *testing.T) {
 			function := m[2]
 			known := functions[function]
 			if m[1] != "" || m[3] != "" { // the beginning of names
-				known = slices.ContainsFunc(slices.Collect(maps.Keys(functions)), func(f string) bool { return strings.HasPrefix(f, function) })
+				known = slices.ContainsFunc(slices.Collect(maps.Keys(functions)),
+					func(f string) bool { return strings.HasPrefix(f, function) })
 			}
 			seen++
 			expect.True(t, known, "%s names %s, which does not exist", name, function)
@@ -80,9 +81,11 @@ func TestWhoCanDoWhat(t *testing.T) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	missing := map[string]bool{}
 	for _, who := range []string{
-		"stranger, HTTP port", "stranger, gRPC port", "stranger, Redis port", "stranger, peer port", "stranger, gossip port", "stranger, debug port",
+		"stranger, HTTP port", "stranger, gRPC port", "stranger, Redis port", "stranger, peer port",
+		"stranger, gossip port", "stranger, debug port",
 		"role `check`", "role `refund`", "role `read`", "role `topology`", "role `admin`", "a tenant",
-		"stolen token", "stolen caller's certificate", "stolen gossip key", "stolen node certificate", "stolen cluster secret",
+		"stolen token", "stolen caller's certificate", "stolen gossip key", "stolen node certificate",
+		"stolen cluster secret",
 	} {
 		missing[who] = true
 	}

@@ -16,7 +16,8 @@ import (
 // TestNotice: NOTICE lists the modules in the binary that are under the Mozilla Public License, whose recipients must
 // be told where the source is, and no others.
 func TestNotice(t *testing.T) {
-	cmd := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}} {{.Version}} {{.Dir}}{{end}}", "./cmd/node")
+	cmd := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}} {{.Version}} {{.Dir}}{{end}}",
+		"./cmd/node")
 	cmd.Dir = "../.."
 	out := must.Value(cmd.Output())(t)
 	var want []string

@@ -216,7 +216,8 @@ func packages(t *testing.T) []pkg {
 		return err
 	})
 	must.NoError(t, err)
-	cmd := exec.Command("go", "list", "-json=Dir,ImportPath,Doc,Imports,GoFiles,TestGoFiles,XTestGoFiles,TestImports,XTestImports", module+"...")
+	cmd := exec.Command("go", "list",
+		"-json=Dir,ImportPath,Doc,Imports,GoFiles,TestGoFiles,XTestGoFiles,TestImports,XTestImports", module+"...")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -239,7 +240,8 @@ func TestImports(t *testing.T) {
 		allowed, listed := mayImport[p.name()]
 		expect.True(t, listed, "%s is new: say in mayImport what it may import", p.name())
 		for _, i := range p.Imports {
-			if ours := nameOf(i); ours != i && allowed != everything && !slices.Contains(strings.Fields(allowed), ours) {
+			if ours := nameOf(i); ours != i && allowed != everything &&
+				!slices.Contains(strings.Fields(allowed), ours) {
 				t.Errorf("%s must not import %s: see mayImport, and ARCHITECTURE.md for why", p.name(), ours)
 			}
 			expect.True(t, !slices.Contains(pure, p.name()) || !impure.MatchString(i),
@@ -263,7 +265,8 @@ func TestClientLinks(t *testing.T) {
 	must.NoError(t, err)
 	deps := strings.Fields(string(out))
 	must.True(t, slices.Contains(deps, module+"limit"), "go list -deps lists %d packages, and not limit", len(deps))
-	banned := regexp.MustCompile(`weir/(store|limiter|policy|auth|cluster|gateway|internal/node)|go-control-plane|yaml|memberlist|cobra|prometheus`)
+	banned := regexp.MustCompile(
+		`weir/(store|limiter|policy|auth|cluster|gateway|internal/node)|go-control-plane|yaml|memberlist|cobra|prometheus`)
 	for _, d := range deps {
 		expect.True(t, !banned.MatchString(d), "client links %s", d)
 	}
@@ -289,10 +292,12 @@ func TestHabits(t *testing.T) {
 				ast.Inspect(d, func(n ast.Node) bool {
 					switch n := n.(type) {
 					case *ast.SelectorExpr:
-						if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until"}, n.Sel.Name) {
+						if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" &&
+							slices.Contains([]string{"Now", "Since", "Until"}, n.Sel.Name) {
 							reads = append(reads, where)
 						}
-						if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && n.Sel.Name == "LoadLocation" && slices.Contains(pure, p.name()) {
+						if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && n.Sel.Name == "LoadLocation" &&
+							slices.Contains(pure, p.name()) {
 							t.Errorf("%s looks for a time zone, which takes a file: have it passed in", where)
 						}
 					case *ast.CallExpr:
@@ -319,8 +324,10 @@ func TestHabits(t *testing.T) {
 			}
 		}
 	}
-	compare(t, "the clock is read in %s: pass it the instant, or add it to clocks", "clocks lists %s, which reads no clock (any more)", reads, clocks)
-	compare(t, "%s panics: return an error, or add it to panics if only a mistake in the program can lead there", "panics lists %s, which does not panic (any more)", panicking, panics)
+	compare(t, "the clock is read in %s: pass it the instant, or add it to clocks",
+		"clocks lists %s, which reads no clock (any more)", reads, clocks)
+	compare(t, "%s panics: return an error, or add it to panics if only a mistake in the program can lead there",
+		"panics lists %s, which does not panic (any more)", panicking, panics)
 }
 
 // plainMessage is what a literal of a log message is like: some words of letters.
@@ -362,12 +369,14 @@ func TestLibrariesNameNoFlag(t *testing.T) {
 	flag := regexp.MustCompile(`(^|[\s("])--[a-z]`)
 	for _, p := range packages(t) {
 		// dial declares flags that commands share.
-		if slices.Contains([]string{"internal/cli", "internal/dial"}, p.name()) || strings.HasPrefix(p.name(), "test/") || strings.HasPrefix(p.name(), "proto/") {
+		if slices.Contains([]string{"internal/cli", "internal/dial"}, p.name()) ||
+			strings.HasPrefix(p.name(), "test/") || strings.HasPrefix(p.name(), "proto/") {
 			continue
 		}
 		for _, file := range p.GoFiles {
 			ast.Inspect(parse(t, filepath.Join(p.Dir, file)), func(n ast.Node) bool {
-				if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING && !strings.HasPrefix(l.Value, "`flag:") && flag.MatchString(strings.Trim(l.Value, "`\"")) {
+				if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING && !strings.HasPrefix(l.Value, "`flag:") &&
+					flag.MatchString(strings.Trim(l.Value, "`\"")) {
 					t.Errorf("%s names a flag: %s", path.Join(p.name(), file), l.Value)
 				}
 				return true

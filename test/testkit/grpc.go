@@ -40,7 +40,8 @@ func Serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.Serv
 }
 
 // ServeOn serves gRPC on a listener until stop is called, or until the end of the test.
-func ServeOn(t testing.TB, lis net.Listener, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) (stop func()) {
+func ServeOn(t testing.TB, lis net.Listener, register func(grpc.ServiceRegistrar),
+	opts ...grpc.ServerOption) (stop func()) {
 	server := grpc.NewServer(opts...)
 	register(server)
 	var served sync.WaitGroup
@@ -56,7 +57,8 @@ func ServeOn(t testing.TB, lis net.Listener, register func(grpc.ServiceRegistrar
 // Dial returns a connection that is closed at the end of the test.
 func Dial(t testing.TB, addr string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(16<<20)))
+	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(16<<20)))
 	conn := must.Value(grpc.NewClient("passthrough:///"+addr, options...))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn

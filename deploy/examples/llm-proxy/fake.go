@@ -32,7 +32,8 @@ func (f fakeTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 			n := min(left, f.chunk)
 			left -= n
 			// Four bytes a token, as the proxy counts.
-			if _, err := fmt.Fprintf(out, "data: {\"choices\":[{\"delta\":{\"content\":%q}}]}\n\n", strings.Repeat("word", int(n))); err != nil {
+			if _, err := fmt.Fprintf(out, "data: {\"choices\":[{\"delta\":{\"content\":%q}}]}\n\n",
+				strings.Repeat("word", int(n))); err != nil {
 				return
 			}
 			select {
@@ -44,5 +45,6 @@ func (f fakeTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 			tokens(len(ask.Messages)), ask.MaxTokens-left)
 		_ = out.CloseWithError(r.Context().Err())
 	}()
-	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: body, Request: r}, nil
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}},
+		Body: body, Request: r}, nil
 }

@@ -32,7 +32,8 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("llm-proxy", flag.ContinueOnError)
 	listen := fs.String("listen", "127.0.0.1:8088", "address to serve")
-	upstream := fs.String("upstream", "", "base URL of the API, such as https://api.example.com; empty: a fake one of its own")
+	upstream := fs.String("upstream", "",
+		"base URL of the API, such as https://api.example.com; empty: a fake one of its own")
 	weir := fs.String("weir", "127.0.0.1:8081", "gRPC address of a Weir node")
 	policy := fs.String("policy", "tokens", "policy with prices for input and output")
 	step := fs.Int64("step", 64, "tokens by which a reservation is extended")
@@ -54,8 +55,9 @@ func run(ctx context.Context, args []string) error {
 	}
 	defer c.Close()
 	server := &http.Server{
-		Addr:              *listen,
-		Handler:           &proxy{upstream: to, transport: answer, budget: c.Policy(*policy), step: *step, log: slog.Default()},
+		Addr: *listen,
+		Handler: &proxy{upstream: to, transport: answer, budget: c.Policy(*policy), step: *step,
+			log: slog.Default()},
 		ReadHeaderTimeout: 10 * time.Second,
 	}
 	stopped := make(chan error, 1)

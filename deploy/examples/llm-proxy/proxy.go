@@ -249,5 +249,6 @@ func (c *call) within(ctx context.Context, data []byte) bool {
 func fail(w http.ResponseWriter, status int, kind, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]string{"type": kind, "message": message}}) // the caller may have gone
+	// the caller may have gone
+	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]string{"type": kind, "message": message}})
 }

@@ -38,7 +38,8 @@ func start(t *testing.T, step int64) (*httptest.Server, *client.Limiter) {
 		t.Fatal(err)
 	}
 	b := c.Policy("tokens")
-	server := httptest.NewServer(&proxy{upstream: to, transport: fakeTransport{chunk: chunk}, budget: b, step: step, log: slog.New(slog.DiscardHandler)})
+	server := httptest.NewServer(&proxy{upstream: to, transport: fakeTransport{chunk: chunk}, budget: b, step: step,
+		log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(server.Close)
 	return server, b
 }
@@ -53,7 +54,8 @@ type answer struct {
 
 func ask(t *testing.T, server *httptest.Server, body string) (a answer) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/v1/chat/completions", strings.NewReader(body))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/v1/chat/completions",
+		strings.NewReader(body))
 	if err != nil {
 		t.Error(err)
 		return a
@@ -135,7 +137,8 @@ func TestBudgetIsNotOverspent(t *testing.T) {
 		}
 		most := relayed.Load() + cut.Load()*chunk
 		if spent := spent(t, b, d); spent < relayed.Load() || spent > most || spent > budget+began.Load()*chunk {
-			t.Errorf("step %d: %d spent; %d relayed to %d calls, of which %d were cut off", step, spent, relayed.Load(), began.Load(), cut.Load())
+			t.Errorf("step %d: %d spent; %d relayed to %d calls, of which %d were cut off", step, spent, relayed.Load(),
+				began.Load(), cut.Load())
 		}
 	}
 }
@@ -169,7 +172,8 @@ func spent(t *testing.T, b *client.Limiter, d client.Decision) int64 {
 
 func TestAnswers(t *testing.T) {
 	server, b := start(t, 64)
-	if a := ask(t, server, `{"model":"m","stream":true,"max_tokens":30,"messages":["hello"]}`); a.status != 200 || a.output != 30 || a.cut || !a.done {
+	if a := ask(t, server, `{"model":"m","stream":true,"max_tokens":30,"messages":["hello"]}`); a.status != 200 ||
+		a.output != 30 || a.cut || !a.done {
 		t.Errorf("%+v", a)
 	}
 	server.Close()
@@ -203,7 +207,8 @@ func long(n int) string { return strings.Repeat("x", n) }
 // TestAllTextCounts: what an upstream streams besides content takes of the budget, too.
 func TestAllTextCounts(t *testing.T) {
 	for delta, want := range map[string]int64{
-		`{"role":"assistant","content":"12345678"}`: 2, `{"content":null,"reasoning_content":"12345678"}`: 2, `{"refusal":"12345678"}`: 2,
+		`{"role":"assistant","content":"12345678"}`: 2, `{"content":null,"reasoning_content":"12345678"}`: 2,
+		`{"refusal":"12345678"}`: 2,
 		`{"tool_calls":[{"index":0,"id":"call_1","type":"function","function":{"name":"1234","arguments":"12345678"}}]}`: 3, `{}`: 0, `null`: 0,
 	} {
 		var e event

@@ -35,8 +35,9 @@ func NewAuthority(t testing.TB, name string) *Authority {
 	t.Helper()
 	key := newKey(t)
 	template := &x509.Certificate{
-		SerialNumber: serial(t), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: serial(t), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA:     true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der := must.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
 	cert := must.Value(x509.ParseCertificate(der))(t)
@@ -58,8 +59,10 @@ func (a *Authority) Issue(leaf Leaf) (cert, key []byte) {
 	a.t.Helper()
 	private := newKey(a.t)
 	template := &x509.Certificate{
-		SerialNumber: serial(a.t), Subject: pkix.Name{CommonName: leaf.CommonName}, DNSNames: leaf.DNS, IPAddresses: leaf.IPs,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: leaf.NotAfter, ExtKeyUsage: leaf.Usages, KeyUsage: x509.KeyUsageDigitalSignature,
+		SerialNumber: serial(a.t), Subject: pkix.Name{CommonName: leaf.CommonName}, DNSNames: leaf.DNS,
+		IPAddresses: leaf.IPs,
+		NotBefore:   time.Now().Add(-time.Hour), NotAfter: leaf.NotAfter, ExtKeyUsage: leaf.Usages,
+		KeyUsage: x509.KeyUsageDigitalSignature,
 	}
 	if leaf.Usages == nil {
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
@@ -76,7 +79,8 @@ func (a *Authority) Issue(leaf Leaf) (cert, key []byte) {
 	}
 	der := must.Value(x509.CreateCertificate(rand.Reader, template, a.cert, private.Public(), a.key))(a.t)
 	pkcs8 := must.Value(x509.MarshalPKCS8PrivateKey(private))(a.t)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
 }
 
 // Pair signs a certificate, and returns it for crypto/tls.
