@@ -71,19 +71,15 @@ func (c *content) keepLent(r record, l *lent, b *shardBudget) {
 	}
 }
 
-// dropLent forgets the loans of a state.
-func (c *content) dropLent(of stateID, b *shardBudget) bool {
-	if c.extras == nil {
-		return false
+// dropLent forgets the loans of a state, if it has any.
+func (c *content) dropLent(of stateID, b *shardBudget) {
+	if c.extras == nil || c.extras.lent[of] == nil {
+		return
 	}
 	l := c.extras.lent[of]
-	if l == nil {
-		return false
-	}
 	b.Give(l.counted)
 	b.loans.Add(-int64(l.counted))
 	delete(c.extras.lent, of)
-	return true
 }
 
 // expireLoans ends the loans of a record that are due, and returns those that it has: nil where there are none.

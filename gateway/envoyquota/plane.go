@@ -239,7 +239,7 @@ func (b *bucket) quota(l *loan, now int64, asks bool) limit.Quota {
 }
 
 // tells returns a task for each loan that is to be reported.
-func (b *bucket) tells(now int64) (tasks []task) {
+func (b *bucket) tells() (tasks []task) {
 	for _, l := range b.loans {
 		if l.units > 0 && (l.sent > 0 || l.over) {
 			tasks = append(tasks, task{b: b, l: l})

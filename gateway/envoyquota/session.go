@@ -100,7 +100,7 @@ func (s *session) answer(ctx context.Context, order []*entry) *quotav3.RateLimit
 		}
 		s.service.count.allowed.Add(float64(u.allowed))
 		s.service.count.denied.Add(float64(u.denied))
-		for _, t := range e.tells(now) {
+		for _, t := range e.tells() {
 			errands = append(errands, errand{t, e, e.quota(t.l, now, false)})
 		}
 		told, l := e.ask(now)

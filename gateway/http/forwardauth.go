@@ -82,8 +82,8 @@ func parseForwardQuery(raw string) (q forwardQuery, p *problem) {
 			ways++
 		}
 	}
-	bits, badBits := whole(query, "ipv6_prefix", 1, 128, 0)
-	cost, badCost := whole(query, "cost", 1, algo.MaxLimit, 1)
+	bits, badBits := whole(query, "ipv6_prefix", 128, 0)
+	cost, badCost := whole(query, "cost", algo.MaxLimit, 1)
 	q.ipv6Bits, q.cost = int(bits), cost
 	switch query["deny_status"] {
 	case "":

@@ -66,7 +66,7 @@ func topKeysOf(raw string) (*weirv1.TopKeysRequest, *problem) {
 	if p != nil {
 		return nil, p
 	}
-	most, p := whole(query, "limit", 1, math.MaxUint32, 0)
+	most, p := whole(query, "limit", math.MaxUint32, 0)
 	ask.Limit = uint32(most)
 	return ask, p
 }

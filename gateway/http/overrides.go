@@ -63,7 +63,7 @@ func listOf(raw string) (*weirv1.ListOverridesRequest, *problem) {
 	if p != nil {
 		return nil, p
 	}
-	size, p := whole(query, "page_size", 1, math.MaxUint32, 0)
+	size, p := whole(query, "page_size", math.MaxUint32, 0)
 	req.PageSize = uint32(size)
 	return req, p
 }
@@ -95,15 +95,15 @@ func queryOf(raw string, names ...string) (map[string]string, *problem) {
 	return out, nil
 }
 
-// whole reads a parameter that is a number in digits, from least to most; otherwise is the value of a missing one.
-func whole(query map[string]string, name string, least, most, otherwise int64) (int64, *problem) {
+// whole reads a parameter that is a number in digits, from 1 to most; otherwise is the value of a missing one.
+func whole(query map[string]string, name string, most, otherwise int64) (int64, *problem) {
 	text, given := query[name]
 	if !given {
 		return otherwise, nil
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < least || n > most || strings.Trim(text, "0123456789") != "" {
-		return 0, invalid(name, fmt.Sprintf("must be %d to %d, in digits", least, most))
+	if err != nil || n < 1 || n > most || strings.Trim(text, "0123456789") != "" {
+		return 0, invalid(name, fmt.Sprintf("must be 1 to %d, in digits", most))
 	}
 	return n, nil
 }
