@@ -9,40 +9,45 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file has operations decided that this node could not answer at once: by their holders, by this node a moment
-// later, or by no node in time. wait is for callers' operations and for those that a peer has forwarded (Op.Hops above
-// 0). How a check is forwarded:
+// This file gets the answers to operations that this node could not answer at once. An operation comes from a caller,
+// or from a peer that has forwarded it (Op.Hops above 0). The path of one operation:
 //
-//	takeIn   gives it a place, or turns it away (shed.go); wait then carries out what was taken in
-//	forward  groups operations by the route that each takes, asks along all routes side by side, and asks again where
-//	         that charged nothing
-//	ask      has one group decided: by this node (decide.go), by another one (Config.Peers), or waits until some node
-//	         can (park)
+//	takeIn     gives it a place among the waiting operations, or turns it away (shed.go)
+//	wait       carries out the operations that have a place, until ctx ends, by forward
+//	forward    repeats the next four steps until no operation is left
+//	route      adds each operation to the group of its way, which is a holder, or a reason to wait
+//	ask        has one group decided: by this node (askHere), or by another node (askPeer). If no node decides, it
+//	           waits for a new route (park)
+//	await      waits until the backup or the disk has confirmed a decision of this node that has a ticket
+//	again      says whether the operation must be asked about once more, and after which pause
 //
-// A node that is asked and is not the holder answers NotHolder with a hint, and has charged nothing. The node that was
-// asked by the caller then follows the hint, or asks its own view again. A forwarded operation is forwarded once more
-// by a receiver that knows another holder (MaxHops); if that one is not the holder either, the answer is NotHolder.
+// A node that is asked and is not the holder charges nothing, and answers NotHolder with a hint: the route that it
+// knows. The node that the caller has asked then follows the hint, or its own route again. A receiver forwards an
+// operation of a peer once (MaxHops). If the next node is not the holder either, the answer to the peer is NotHolder.
 //
-// on_error answers (unreachable) when the caller's time is over, when no answer came, or when the answer's lease has
-// ended: the operation may have been charged then, and is not sent again. Only the node that the caller has asked does
-// so.
+// The node that the caller has asked answers by on_error (unreachable) when the caller's time is over, when no answer
+// came, or when the answer's lease has ended. It does not send the operation again, because the holder may have charged
+// it. A receiver to which no node has answered does not use on_error: its answer is Unreachable or NotHolder.
+//
+// Other files must keep: an operation whose Outcome is NotHolder, ungranted or onLoan has charged nothing, so that it
+// can be asked about again.
 
-// retryPause is how long a node waits before it looks again for the holder of a partition that the node it asked does
-// not take itself for: the time in which gossip brings two views together.
+// retryPause is how long a node waits before it asks again, after a node has answered NotHolder or this node has no
+// grant. In that time gossip brings the views of two nodes together.
 const retryPause = 5 * time.Millisecond
 
-// shutPause is the same where this node itself has just stopped being the holder, and is about to say so.
+// shutPause is the pause if this node's store was shut for the partition: this node stops being the holder, and its
+// route changes in an instant.
 const shutPause = 200 * time.Microsecond
 
-// grantMost is how long a check under a strict rule pauses for a grant. A node that has just been handed a partition
-// gets one within a round trip or two to the voters, and may need a new backup first; one that is cut off from them
-// gets none, and its callers had better know soon.
+// grantMost bounds the sum of the pauses in which an operation under a strict rule waits for a grant. A node that has
+// just received a partition gets a grant within one or two round trips to the voters, and may need a new backup first.
+// A node that is cut off from the voters gets none, so its callers are answered soon.
 const grantMost = 200 * time.Millisecond
 
-// wait has operations carried out, elsewhere or later, that could not be at once and that were taken in. It ends with
-// ctx.
+// wait carries out operations that have a place and that this node could not answer at once. It ends with ctx.
 func (l *Limiter) wait(ctx context.Context, in *admitted) {
-	defer l.load.done(in) // of a panic, too
+	defer l.load.done(in) // also after a panic
 	room := make([]away, len(in.ops))
 	for i, op := range in.ops {
 		op.away = &room[i]
@@ -50,8 +55,8 @@ func (l *Limiter) wait(ctx context.Context, in *admitted) {
 	l.forward(ctx, in.ops)
 }
 
-// deadline is the instant until which a call may wait for other nodes: early enough for an answer by on_error to reach
-// the caller within its own deadline.
+// deadline returns the instant until which a call may wait for other nodes. It is before the caller's own deadline, so
+// that an answer by on_error reaches the caller in time.
 func (l *Limiter) deadline(ctx context.Context) time.Time {
 	now := time.Now()
 	left := l.cfg.Timeout
@@ -62,8 +67,7 @@ func (l *Limiter) deadline(ctx context.Context) time.Time {
 	return now.Add(left)
 }
 
-// forward has operations decided by their holders, those of different holders side by side, and waits where an answer
-// has to wait.
+// forward has operations decided by their holders, and waits for tickets. It asks different holders side by side.
 func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 	for waited := time.Duration(0); len(ops) > 0; {
 		to := asks{most: len(ops)}
@@ -87,9 +91,9 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 	}
 }
 
-// route adds an operation to the group of the route that it takes: the route of a hint, once, otherwise this node's
-// own. It notes the highest term that was followed, so that an old hint, which leads back to where the operation has
-// been, is not.
+// route adds an operation to the group of its way. The way is that of a hint, which is used once, or else that of this
+// node's own route. away.followed is the highest term that was followed: again ignores a hint whose term is not above
+// it, because that hint leads to a node that was asked before.
 func (l *Limiter) route(to *asks, op *Op) {
 	if op.Outcome.ticket != 0 {
 		to.waiting = append(to.waiting, op)
@@ -112,7 +116,7 @@ func (l *Limiter) route(to *asks, op *Op) {
 }
 
 // returned answers an operation of a peer by NotHolder if this node may not forward it by a route, and reports whether
-// it has.
+// it did. It may not forward a report of a loan at all.
 func (op *Op) returned(r *ownership.Route) bool {
 	last := op.Hops >= MaxHops-1 || r.Node.Name == ""
 	if op.Hops == 0 || op.Kind != OpBorrow && !(last && r.Standing == ownership.Elsewhere) {
@@ -122,9 +126,9 @@ func (op *Op) returned(r *ownership.Route) bool {
 	return true
 }
 
-// again reports whether an operation is to be asked about once more, and after which pause: nothing was done, so that
-// charges nothing twice. waited is how long all pauses were so far. Otherwise the operation has its Outcome, by
-// on_error where no node has decided it.
+// again reports whether an operation must be asked about once more, and after which pause. That charges nothing twice,
+// because nothing was charged before. waited is the sum of all pauses so far. If again returns false, the operation has
+// its Outcome: that of the node that decided it, or that of on_error.
 func (l *Limiter) again(ctx context.Context, op *Op, waited time.Duration) (pause time.Duration, ok bool) {
 	out := &op.Outcome
 	hint := out.NotHolder
@@ -146,32 +150,32 @@ func (l *Limiter) again(ctx context.Context, op *Op, waited time.Duration) (paus
 	}
 	if op.Hops == 0 {
 		l.unreachable(op)
-	} else if hint == nil { // the node that was asked answers by on_error
+	} else if hint == nil { // the node that the caller has asked answers by on_error
 		*out = Outcome{Unreachable: true}
 	}
 	return 0, false
 }
 
-// asks are operations grouped by the node to ask, in the order in which they came.
+// asks has operations grouped by their ways, in the order in which they came.
 type asks struct {
 	groups  []group
-	waiting []*Op // for what they have as an answer
-	most    int   // operations in a group
+	waiting []*Op // decided by this node, with a ticket
+	most    int   // capacity of a new group
 }
 
-// group is what goes one way: to one process together, whenever it became the holder.
+// group has the operations of one way. They go to one process in one message, under whatever terms it holds their
+// partitions.
 type group struct {
 	way way
 	ops []*Op
 }
 
-// way is a Route without its term, of which each operation has its own.
+// way is a Route without its term, which differs among the partitions of one holder.
 type way struct {
 	standing ownership.Standing
 	node     ownership.Node
 }
 
-// add adds an operation.
 func (a *asks) add(w way, op *Op) {
 	for i := range a.groups {
 		if g := &a.groups[i]; g.way == w {
@@ -182,7 +186,7 @@ func (a *asks) add(w way, op *Op) {
 	a.groups = append(a.groups, group{w, append(make([]*Op, 0, a.most), op)})
 }
 
-// askAll has every holder decide its group, and waits for the answers that have to wait, all side by side.
+// askAll has the groups decided, and waits for the operations with tickets, all side by side.
 func (l *Limiter) askAll(ctx context.Context, to *asks) {
 	var side panics.Group
 	for i := range to.groups {
@@ -199,7 +203,7 @@ func (l *Limiter) askAll(ctx context.Context, to *asks) {
 	side.Wait()
 }
 
-// await waits until an answer may be given.
+// await waits until the backup or the disk has confirmed the operation's ticket, so that its answer may be given.
 func (l *Limiter) await(ctx context.Context, op *Op) {
 	out, stands := &op.Outcome, op.stands()
 	degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, int(op.partition), out.ticket, op.rule.Strict)
@@ -210,9 +214,9 @@ func (l *Limiter) await(ctx context.Context, op *Op) {
 			op.Loan.Lent = op.Loan.without
 		}
 	case !ok && !stands:
-		*out = Outcome{Unreachable: true} // it is charged, and may be forgotten: as if no answer had come
+		*out = Outcome{Unreachable: true} // it is charged, but the charge may be lost: as if no answer had come
 	case op.Kind == OpQuota && degraded:
-		op.Quota.Lent.Granted, op.Quota.Lent.Rate = 0, 0 // no copy knows of it
+		op.Quota.Lent.Granted, op.Quota.Lent.Rate = 0, 0 // the backup does not know of the grant
 	case op.asks():
 		op.Decision.Degraded = op.Decision.Degraded || degraded
 		if op.Cost > 0 {
@@ -221,19 +225,19 @@ func (l *Limiter) await(ctx context.Context, op *Op) {
 	}
 }
 
-// decideLater decides an operation that has waited, under the policies of now.
+// decideLater decides an operation that has waited, under the policies that are in force now.
 func (l *Limiter) decideLater(op *Op, now *moment) {
 	op.forget()
 	l.replan(op)
 	l.decide(op, now)
 }
 
-// frozenMost is how long a check waits here at most for the end of a hand-over's last instants. Then it is sent on to
-// the receiver, which is the first to know.
+// frozenMost is how long an operation waits for the end of a hand-over. Then this node sends it to the receiver of the
+// partition, because the receiver is the first to know that it is the holder.
 const frozenMost = 50 * time.Millisecond
 
-// awaitHolder waits for another route than one under which no node decides: of a partition that is being handed over
-// for frozenMost, of one that is unclaimed as long as ctx allows.
+// awaitHolder waits until a partition has another route than r, under which no node decides. It waits frozenMost at
+// most if the partition is being handed over, and until ctx ends if the partition is unclaimed.
 func (l *Limiter) awaitHolder(ctx context.Context, partition int, r *ownership.Route) *ownership.Route {
 	if r.Standing == ownership.Frozen {
 		var cancel context.CancelFunc
@@ -243,14 +247,15 @@ func (l *Limiter) awaitHolder(ctx context.Context, partition int, r *ownership.R
 	return l.cfg.Ownership.Await(ctx, partition, r)
 }
 
-// decides says whether some node decides by a route.
+// decides reports whether a node decides for a partition that has this route.
 func decides(r *ownership.Route) bool {
 	return r.Standing == ownership.Owned || r.Standing == ownership.Elsewhere
 }
 
-// park waits until some node decides for the partitions of operations.
+// park waits until a node decides for the operations' partitions. Then it marks them as parked, so that again has them
+// asked about at once.
 func (l *Limiter) park(ctx context.Context, ops []*Op) {
-	var side panics.Group // of different partitions, one may be there long before another
+	var side panics.Group // partitions may get holders at different times
 	for _, op := range ops {
 		side.Go(func() {
 			r := l.cfg.Ownership.Route(int(op.partition))
@@ -260,7 +265,7 @@ func (l *Limiter) park(ctx context.Context, ops []*Op) {
 			case ctx.Err() != nil:
 				op.Outcome.Unreachable = true
 			case !op.returned(&ownership.Route{Standing: ownership.Elsewhere, Node: r.Node, Term: r.Term}):
-				// The receiver of the hand-over, under the same term.
+				// The route has not changed within frozenMost: ask the receiver of the hand-over.
 				l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op})
 			}
 		})
@@ -268,7 +273,7 @@ func (l *Limiter) park(ctx context.Context, ops []*Op) {
 	side.Wait()
 }
 
-// ask has operations decided that go one way, be it by this node.
+// ask has the operations of one way decided.
 func (l *Limiter) ask(ctx context.Context, w way, ops []*Op) {
 	switch {
 	case w.standing == ownership.Owned:
@@ -284,11 +289,11 @@ func (l *Limiter) ask(ctx context.Context, w way, ops []*Op) {
 	}
 }
 
-// askHere has operations decided by this node, after a wait.
+// askHere decides operations by this node's own store, after they have waited.
 func (l *Limiter) askHere(ctx context.Context, ops []*Op) {
 	if l.expired(ctx, len(ops)) != nil {
 		for _, op := range ops {
-			op.Outcome.Unreachable = true // the node that was asked has answered by on_error
+			op.Outcome.Unreachable = true // the caller's time is over
 		}
 		return
 	}
@@ -318,13 +323,14 @@ func (l *Limiter) askPeer(ctx context.Context, node ownership.Node, ops []*Op) {
 	for _, op := range ops {
 		op.Hops--
 		if out := &op.Outcome; out.Lease > 0 {
-			// Counted from before the question was sent, so from before the answerer read its clock.
+			// The lease counts from before the message was sent, which is before the other node read its clock.
 			out.until = boot + int64(limit.Shortened(out.Lease))
 		}
 	}
 }
 
-// unreachable answers an operation whose holder could not be asked in time.
+// unreachable answers an operation that no node has decided in time: by on_error if it asks for units, or else by an
+// error.
 func (l *Limiter) unreachable(op *Op) {
 	op.forget()
 	l.replan(op)
