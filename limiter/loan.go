@@ -15,65 +15,74 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file is the lender's side of loans: this node lends units of keys that it decides for to borrowers, which are
-// clients (OpenBorrower), other nodes and, by quota.go, proxies. borrow.go is the borrower's side. The rules of what is
-// lent are in algo.Loans, the loans themselves in the store. The path of a check whose key is on loan:
+// This file is the lender's side of loans: this node lends units of keys that it holds. Its borrowers are clients
+// (OpenBorrower), other nodes (OpBorrow) and, by quota.go, proxies. borrow.go is the borrower's side. algo.Loans
+// decides what may be lent, and the store has the loans. The path of a check whose key is on loan:
 //
-//	decide       refuses the check and sets Outcome.onLoan, because the units on loan would let it pass (decide.go)
-//	callBack     begins a round for the key, or finds the one in progress, and asks each borrower for what it has left
-//	lend         takes in the borrowers' reports; heard ends the round when all that were asked have answered
-//	awaitRecalls waits for the round, recallMost at most, and has the check decided again
+//	decide        refuses the check and sets Outcome.onLoan, because the units on loan would let it pass (decide.go)
+//	callBack      begins a round for the key, or finds the round in progress, and asks each borrower to return what it
+//	              has left
+//	lend          charges what the borrowers report; heard ends the round when all borrowers that were asked have
+//	              answered
+//	awaitRecalls  waits for the round, recallMost at most, and has the check decided again
 //
-// A round is one recall of a key: all checks that need its units wait for the same round. A borrower that does not
-// answer in a round is silent: later rounds do not wait for it for silentFor, the longest term of a loan.
+// Words:
 //
-// While a round is in progress, and until the checks that waited for it are decided, lend grants nothing of the key:
-// what comes back is for them. No answer that grants units, or a longer term, is sent before the copy has the loan
-// (LoanCall.without), where the policy's durability asks for that.
+//	round   one recall of a key's loans. All checks that need the units wait for the same round
+//	report  what a borrower says of its loan (limit.Borrow): totals of the units granted, spent and returned
+//	silent  of a borrower: it has not answered in a round. Later rounds do not wait for it for silentFor, the longest
+//	        term of a loan
+//
+// Other files must keep:
+//
+//   - lend grants nothing of a key while a round is in progress, and until the checks that waited for the round are
+//     decided: the returned units are for these checks.
+//   - No answer that grants units, or a longer term, is sent before the backup or the disk has confirmed the loan, if
+//     the policy's durability asks for that. If neither confirms it in time, the answer is LoanCall.without.
 
 const (
-	// recallMost is how long a check waits for units that are recalled.
+	// recallMost bounds how long a check waits for units that are recalled, and how long a round takes.
 	recallMost = 50 * time.Millisecond
-	// lendMost is how long the answer to a report waits for the copy.
+	// lendMost is how long the answer to a report waits for the backup.
 	lendMost = 200 * time.Millisecond
 	// silentFor is how long rounds do not wait for a borrower that has not answered one.
 	silentFor = algo.LoanTerm
-	// How long a borrower should not ask again: lendAgain where there is no room for a loan, returnAgain where other
-	// borrowers have units that are recalled when the rest is used up, recallAgain during a recall, and neverAgain
-	// where nothing is lent.
+	// The four times after which a borrower may ask again. lendAgain: too few units are free for a loan. returnAgain:
+	// so too, but other borrowers have units, which are recalled when the rest is used up. recallAgain: a round is in
+	// progress, or the borrower asked for nothing. neverAgain: nothing is lent under the rule.
 	lendAgain   = 250 * time.Millisecond
 	returnAgain = 20 * time.Millisecond
 	recallAgain = 5 * time.Millisecond
 	neverAgain  = 10 * time.Second
 	// maxReported bounds how many checks one report of a loan adds to the counts of decisions and to the busiest keys.
-	// A borrower admits fewer between two reports, but the number is the borrower's claim alone, and a limit sent along
+	// A borrower admits fewer between two reports. But no node can verify the borrower's number, and an inline limit
 	// may be huge.
 	maxReported = 1 << 20
 )
 
-// loans has the ways to ask borrowers, and the rounds. The loans themselves are in the store.
+// loans has the streams to borrowers, and the rounds. The store has the loans.
 type loans struct {
 	mu        sync.Mutex
 	borrowers map[uint64]map[*borrower]struct{} // by the borrower's id
 	rounds    map[state]*round
 	deciding  map[state]int // checks that wait for a round, or have waited and are not decided yet
-	// silent has, by borrower and number of the loan, the Mono instant up to which rounds do not wait for the borrower.
-	// OpenBorrower ends it earlier.
+	// silent has the Mono instant up to which rounds do not wait for a borrower, by the borrower's id and the number of
+	// the loan. heard and OpenBorrower end it earlier.
 	silent map[uint64]map[uint64]int64
-	sweep  int64 // the Mono instant from which on giveUp removes the entries of silent that are over
+	sweep  int64 // the Mono instant from which on giveUp removes the entries of silent that have ended
 
 	granted, recalled, unanswered, spent atomic.Uint64
 }
 
-// borrower is one way to ask a borrower: a stream of a client, which may have several.
+// borrower is one stream to a client that borrows. A client may have several.
 type borrower struct{ recall func(limit.Recall) }
 
-// round is one recall of a key's loans. All checks that need the units wait for the same round.
+// round is one recall of a key's loans.
 type round struct {
 	asked   map[algo.LoanID]struct{} // loans whose borrowers were asked and have not answered
 	unasked []algo.Loan              // loans whose borrowers cannot be asked, unless OpenBorrower comes in time
 	late    *time.Timer              // calls giveUp after recallMost
-	// Closed when the round ends: all borrowers that were asked have answered, or giveUp was called.
+	// done is closed when the round ends: all borrowers that were asked have answered, or giveUp was called.
 	done chan struct{}
 }
 
@@ -111,7 +120,7 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 	}
 }
 
-// ask asks a borrower for what it has left of a loan, as part of a round.
+// ask asks a borrower to return what it has left of a loan, as part of a round.
 func (ls *loans) ask(r *round, b *borrower, loan *algo.Loan) {
 	if _, asked := r.asked[loan.ID]; !asked {
 		r.asked[loan.ID] = struct{}{}
@@ -120,10 +129,10 @@ func (ls *loans) ask(r *round, b *borrower, loan *algo.Loan) {
 	b.recall(limit.Recall{Number: loan.ID.Number, Granted: loan.Granted})
 }
 
-// Lend implements limit.Lender. A report of a loan whose key another node holds is forwarded to that node, and is
-// granted nothing. The borrower may not be able to reach the holder yet, since clients connect to it only when it is
-// ready; without the forwarded report its loan would end meanwhile, and its units be charged. Where there is no loan
-// yet, the answer is Unheard, and names the holder.
+// Lend implements limit.Lender. If another node holds the key, Lend forwards the report to that node, which grants
+// nothing. The borrower may not be able to reach the holder yet, because clients connect to it only when it is ready.
+// Without the forwarded report the loan would end meanwhile, and its units would be charged. If there is no loan yet,
+// the answer is Unheard, and names the holder.
 func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (wait func(), err error) {
 	t, now := l.table.Load(), l.moment()
 	var waits []*Op
@@ -173,8 +182,8 @@ func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 	}, nil
 }
 
-// lend carries out an OpBorrow: it takes in a borrower's report of a loan, and lends. A forwarded report asks for
-// nothing, and neither does this node as the borrower of a partition that has moved to it.
+// lend carries out an OpBorrow: it charges what the borrower reports, and lends what it asks for. It lends nothing for
+// a forwarded report, and nothing to this node itself, which may have a loan of a key whose partition has moved to it.
 func (l *Limiter) lend(op *Op, now *moment) {
 	b, r, key := &op.Loan.Report, op.rule, op.state()
 	a := &op.Loan.Lent
@@ -187,7 +196,7 @@ func (l *Limiter) lend(op *Op, now *moment) {
 	case !r.lendable || r.Limits.Lendable() != nil:
 		call.Want, again = 0, neverAgain
 	case op.Loan.Forwarded || l.borrowing != nil && b.ID.Borrower == l.cfg.Self.Boot || l.loans.recalling(key):
-		call.Want = 0 // during a round the units that come back are for the checks that wait for it
+		call.Want = 0 // during a round the returned units are for the checks that wait
 	}
 	lent, err := l.store.Lend(op.storeKey(), &r.Rule, now.Instant, call)
 	*a = limit.Lent{Granted: b.Totals.Granted, Spent: b.Known, Again: again}
@@ -219,8 +228,8 @@ func (l *Limiter) lend(op *Op, now *moment) {
 	a.Granted, a.Ended = lent.Granted, lent.Ended
 }
 
-// granted is the answer to a borrower that has been granted units: the loan, and what the borrower tells its callers of
-// the key's limits.
+// granted returns the answer to a borrower that has a loan: the loan, and the limit's numbers, which the borrower's
+// decisions are made of.
 func (r *rule) granted(lent *store.Lent) limit.Lent {
 	a := limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Term: lent.Term}
 	tightest := &r.Limits[lent.Decision.Tightest]
@@ -228,7 +237,7 @@ func (r *rule) granted(lent *store.Lent) limit.Lent {
 	a.Remaining, a.ResetAfter = lent.Decision.Remaining, resetAfter(tightest, lent.Decision.ResetAfter)
 	a.Limits = statusOf(r.Limits, lent.Each)
 	for i := range a.Limits {
-		a.Limits[i].RetryAfter = 0 // each limit lets pass what the borrower admits from the loan
+		a.Limits[i].RetryAfter = 0 // no limit refuses what the borrower admits from the loan
 	}
 	a.WarnAt = warnAt(r.warnAt, &a)
 	r.stats.saw(a.Limit, a.Remaining)
@@ -243,8 +252,8 @@ func (l *Limiter) countSpent(r *rule, key string, lent *store.Lent) {
 	l.sample.spent(&r.Rule, key, checks, &lent.Decision)
 }
 
-// warnAt is how many units of a.Limit are in use when a decision from the loan is near any of its limits. A unit that
-// the borrower spends counts under all of them.
+// warnAt returns the number of units of a.Limit in use from which on a decision from the loan is near one of the
+// limits. A unit that the borrower spends counts under all limits.
 func warnAt(millionths int64, a *limit.Lent) int64 {
 	if millionths == 0 || a.Limit <= 0 {
 		return 0
@@ -275,8 +284,8 @@ func (ls *loans) wait(of state, n int) {
 	}
 }
 
-// heard notes that a borrower has reported, and ends the round of the key if all borrowers that were asked have
-// answered. returned says that nothing is left of the loan, which is the answer to a recall.
+// heard notes that a borrower has reported. It ends the round of the key if that was the last answer which the round
+// waited for. returned says that nothing is left of the loan, which is the answer to a recall.
 func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -291,9 +300,9 @@ func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	}
 }
 
-// callBack begins a round for an operation's key, or returns the one in progress. It asks the borrowers for what they
-// have left; OpenBorrower asks those that cannot be asked now, as after a move or while a client reconnects. It returns
-// nil when there is no borrower to wait for.
+// callBack begins a round for an operation's key, or returns the round in progress. It asks the borrowers to return
+// what they have left. A client that has no stream now, such as after a move of the partition, is asked by OpenBorrower
+// when it connects. callBack returns nil if there is no borrower to wait for.
 func (l *Limiter) callBack(op *Op, of state) *round {
 	now := l.clock()
 	lent, err := l.store.Recall(op.storeKey(), of.scope, now)
@@ -308,8 +317,8 @@ func (l *Limiter) callBack(op *Op, of state) *round {
 	return r
 }
 
-// openRound begins a round, if there is none, and asks the borrowers that are not nodes. It returns the nodes that the
-// caller must ask, with their loans.
+// openRound begins a round, if there is none, and asks the clients. It returns the nodes that the caller must ask, with
+// their loans.
 func (l *Limiter) openRound(of state, lent []algo.Loan, err error,
 	now int64) (r *round, nodes map[ownership.Node][]algo.Loan) {
 	all := &l.loans
@@ -342,7 +351,7 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error,
 		return nil, nil
 	}
 	all.rounds[of] = r
-	// The round has a timer of its own, because the callers that wait for it may have less time than recallMost.
+	// The round has its own timer, because the checks that wait for it may have less time than recallMost.
 	r.late = time.AfterFunc(recallMost, func() { all.giveUp(of, r, now+int64(recallMost)) })
 	return r, nodes
 }
@@ -358,7 +367,7 @@ func (l *Limiter) member(boot uint64) (ownership.Node, bool) {
 	return l.cfg.Member(boot)
 }
 
-// giveUp ends a round whose time is over: the borrowers that have not answered become silent.
+// giveUp ends a round after recallMost. The borrowers that have not answered become silent.
 func (ls *loans) giveUp(of state, r *round, now int64) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -395,10 +404,10 @@ func (ls *loans) end(of state, r *round) {
 	close(r.done)
 }
 
-// awaitRecalls decides operations once more whose Outcome is onLoan: checks that were refused for want of units on
-// loan, and operations that give units back. It does so when the borrowers have returned what they have left, or after
-// recallMost: the operations are final then. While there is time they are not: another node may have lent the units
-// again, and then they are recalled once more.
+// awaitRecalls decides the operations again whose Outcome is onLoan: refused checks that units on loan would let pass,
+// and operations that give units back. It does so when the round has ended, or after recallMost. After recallMost, or
+// if there is no borrower to wait for, it sets op.recalled, which makes the decision final. Otherwise the operation may
+// be onLoan again, because units may have been lent again since, and another round begins.
 func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 	var late *time.Timer
 	var kept []state // keys of which nothing is lent until all are decided
@@ -427,7 +436,7 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 		}
 		for _, r := range rounds {
 			if r != nil && !over {
-				select { // others may wait for the round for longer: it ends by its own time
+				select { // the round goes on: other checks may wait for it longer
 				case <-r.done:
 				case <-late.C:
 					over = true
@@ -450,18 +459,18 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 	}
 }
 
-// LoanStats are the loans of the keys that a node decides for, and its counts of them since it started.
+// LoanStats has the loans of the keys that a node holds, and the node's counts of them since it started.
 type LoanStats struct {
 	store.LoanStats
-	Streams  int    // clients that can be asked to return their loans
+	Streams  int    // clients with a stream, which can be asked to return their loans
 	Granted  uint64 // loans granted or renewed
 	Spent    uint64 // units that borrowers have reported as spent
 	Recalled uint64 // loans whose borrowers were asked to return what is left, or could not be asked in time
-	// Unanswered counts those of Recalled whose borrowers did not answer in time, or could not be asked.
+	// Unanswered counts the loans in Recalled whose borrowers did not answer in time, or could not be asked.
 	Unanswered uint64
 }
 
-// Loans returns the present reading.
+// Loans returns the present LoanStats.
 func (l *Limiter) Loans() LoanStats {
 	all, kept := &l.loans, l.store.Loans()
 	all.mu.Lock()
