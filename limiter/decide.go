@@ -14,35 +14,38 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file decides operations by this node's own store, and makes of the store's answers what callers are told.
+// This file decides operations by this node's own store, and turns the store's answers into the callers' Decisions. The
+// path of one operation:
 //
-// The path of one operation:
-//
-//  1. decide looks whether its kind suits the limit (suits), and chooses what carries it out.
-//  2. A check and what else asks for units goes to admit, which asks store.DecideTo; all others go to change.
+//  1. decide checks that the operation's kind suits the limit (suits), and calls the function that carries it out: lend
+//     or quota for a loan, answer if the rule has no limits, admit for a check with a cost of 0 or more, change for all
+//     others.
+//  2. admit calls store.DecideTo. change calls admit for the other operations that ask for units and for a check with a
+//     negative cost, and one of renew, Release, Refund, settle and Reset for the rest.
 //  3. failed turns an error of the store into the Outcome.
-//  4. conclusion makes the caller's Decision of the store's Answer, and counts it.
-//  5. An Outcome that is pending is not an answer yet. route.go waits, and has the operation decided again or the
-//     answer confirmed.
+//  4. conclusion turns the store's Answer into the caller's Decision, and counts it.
+//  5. If the Outcome is pending, the Decision is not given to the caller yet. route.go waits until the ticket is
+//     confirmed, or until the operation can be decided again.
 //
 // Words:
 //
-//	pending   of an Outcome: it has a ticket, NotHolder, ungranted or onLoan (Outcome.pending); of an Answer: of a key
-//	          with reservations
-//	ticket    the change of the partition that the backup or the disk must confirm before the answer is given
-//	onLoan    units that borrowers hold stand in the way: awaitRecalls (loan.go) asks the borrowers for what they have
-//	          left, and has the operation decided again with recalled set, which makes a refusal final
-//	tightest  the limit, of several, that a Decision speaks of
-//	rule      as in plan.go; candidate: limits that are tried beside it, of which callers are not told
+//	pending    of an Outcome: it has a ticket, NotHolder, ungranted or onLoan (Outcome.pending); of an Answer: its key
+//	           has pending reservations
+//	ticket     the version of the partition that the backup or the disk must confirm before the answer is given
+//	onLoan     of an Outcome: units on loan would change the decision. awaitRecalls (loan.go) asks the borrowers to
+//	           return what they have left, and has the operation decided again with op.recalled set, which makes a
+//	           refusal final
+//	tightest   the limit, of several, whose numbers a Decision has
+//	candidate  of a rule: limits that are tried beside it, and whose decisions are counted but not told to callers
 //
-// A refund, a reset and a check with a negative cost wait for the borrowers before they are carried out, because a
-// borrower may have spent units that it has not reported. A settlement does not: it gives back units of its own
-// reservation only.
+// A refund, a reset and a check with a negative cost wait for the borrowers first, because a borrower may have spent
+// units that it has not reported. A settlement waits for them only if its excess needs units on loan: what it gives
+// back was charged for its own reservation.
 //
-// Other files must keep: plan has been called; no Decision is used while the Outcome is pending, but to see that it
-// refuses for a ban (Op.stands).
+// Other files must keep: plan was called for the operation before decide. A Decision is not used while its Outcome is
+// pending, except by Op.stands.
 
-// moment is one reading of the clocks, for a whole batch.
+// moment is one reading of the clocks, which a whole batch shares.
 type moment struct {
 	algo.Instant
 	l    *Limiter
@@ -51,7 +54,8 @@ type moment struct {
 
 func (l *Limiter) moment() moment { return moment{Instant: l.clock(), l: l} }
 
-// bootTime is read when it is first needed: it is a system call, and only strict policies need it.
+// bootTime returns the boot clock's reading. It reads the clock when first called, because that is a system call, and
+// only strict policies and loans need it.
 func (m *moment) bootTime() int64 {
 	if m.boot == 0 {
 		m.boot = m.l.cfg.BootClock()
@@ -59,8 +63,8 @@ func (m *moment) bootTime() int64 {
 	return m.boot
 }
 
-// decide carries out an operation on this node's own state at the given moment, and counts it. The Outcome is NotHolder
-// when the partition turns out not to be open here, and has a ticket when the answer may not be given yet.
+// decide carries out an operation by this node's own store at the given moment, and counts it. The Outcome is NotHolder
+// if the store is shut for the partition. It has a ticket if the answer must not be given yet.
 func (l *Limiter) decide(op *Op, now *moment) {
 	r := op.rule
 	if op.Kind != OpCheck || r.concurrency {
@@ -93,7 +97,7 @@ func (l *Limiter) countError(op *Op) {
 	}
 }
 
-// change carries out an operation that is no ordinary check. A check with a negative cost is one of them.
+// change carries out an operation that is not a check with a cost of 0 or more.
 func (l *Limiter) change(op *Op, k store.Key, now *moment) {
 	r := op.rule
 	switch op.Kind {
@@ -108,7 +112,6 @@ func (l *Limiter) change(op *Op, k store.Key, now *moment) {
 	case OpRefund:
 		n, err := l.store.Refund(k, &r.Rule, now.Instant, op.Cost, requestID(op.Check), op.Caller)
 		if r.candidate != nil && err == nil {
-			// Callers are not told of candidates.
 			_, _ = l.store.Refund(k, r.candidate, now.Instant, op.Cost, requestID(op.Check), op.Caller)
 		}
 		op.Reply.Refunded = n
@@ -139,8 +142,7 @@ func (l *Limiter) renew(op *Op, k store.Key, now *moment) {
 	}
 }
 
-// answer answers an operation under a rule without limits: its key is unlimited, or blocked, or the policy is not
-// known.
+// answer answers an operation under a rule without limits: the key is unlimited or blocked, or the policy is not known.
 func (l *Limiter) answer(op *Op) {
 	r := op.rule
 	switch {
@@ -167,13 +169,13 @@ func (l *Limiter) answer(op *Op) {
 	case op.Kind == OpSettle:
 		op.Outcome.Err = storeError(store.ErrNotPending)
 	case op.Kind == OpReset:
-		// The key may have a state from before it had this rule, and would come back to it.
+		// The key may have a state from an earlier rule with limits, which would count again if that rule came back.
 		l.failed(op, l.store.Reset(op.storeKey(), r.Scope))
 	}
 }
 
-// count counts an operation's decision, unless its cost is 0 or negative. tightest is nil if the decision speaks of no
-// limit.
+// count counts an operation's decision, unless its cost is 0 or negative. tightest is nil if the decision has no
+// limit's numbers.
 func (l *Limiter) count(op *Op, tightest *algo.Limit) {
 	if op.Cost <= 0 {
 		return
@@ -183,7 +185,7 @@ func (l *Limiter) count(op *Op, tightest *algo.Limit) {
 	}
 }
 
-// ttlFits says whether the life asked for a lease is within its limit's.
+// ttlFits returns an error if the ttl that is asked for a lease is longer than the limit's.
 func ttlFits(op *Op) *limit.Error {
 	if longest := op.rule.Limits[0].Window; op.TTL > longest {
 		return invalid("ttl", "is longer than the limit's, "+longest.String())
@@ -191,8 +193,8 @@ func ttlFits(op *Op) *limit.Error {
 	return nil
 }
 
-// admit decides an operation that asks for units, and a check with a negative cost, which gives units back if it has
-// Always.
+// admit decides an operation that asks for units. It also carries out a check with a negative cost, which gives units
+// back if it has Always.
 func (l *Limiter) admit(op *Op, now *moment) {
 	r, c := op.rule, op.Check
 	k := op.storeKey()
@@ -233,7 +235,7 @@ func requestOf(c *limit.Check) algo.Request {
 	return algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always, Bounded: c.Bounded}
 }
 
-// complete adds to a call what operations other than checks ask for.
+// complete adds the fields of operations other than checks to a call.
 func (l *Limiter) complete(op *Op, call *store.Call) *limit.Error {
 	call.TTL = op.TTL
 	switch op.Kind {
@@ -242,31 +244,32 @@ func (l *Limiter) complete(op *Op, call *store.Call) *limit.Error {
 	case OpExtend:
 		call.Reservation, call.ReserveFor, call.Extend = op.Reservation, op.TTL, true
 	case OpAcquire:
-		call.Nonce = rand.Uint64() // makes the lease id hard to guess
+		call.Nonce = rand.Uint64() // makes the lease's id hard to guess
 		return ttlFits(op)
 	}
 	return nil
 }
 
-// tryCandidate has a policy's candidate decide a check that the policy has decided, and counts what it says.
+// tryCandidate has a rule's candidate decide a check that the rule has decided, and counts both decisions.
 func (l *Limiter) tryCandidate(r *rule, k *store.Key, now algo.Instant, call *store.Call, allowed bool) {
 	if call.Cost == 0 {
 		return
 	}
 	again := store.Call{Request: call.Request, RequestID: call.RequestID, Spent: call.Spent, Caller: call.Caller}
 	var got store.Answer
-	// An error says that there is no room for the key.
+	// After an error, such as for want of memory for the key, there is nothing to count.
 	if l.store.DecideTo(k, r.candidate, now, &again, nil, &got) == nil && call.Cost > 0 {
 		r.stats.candidate.count(got.Allowed, allowed)
 	}
 }
 
-// conclusion makes of what the store answered what a caller is told, and counts it. each is what the limits of a rule
-// with several say.
+// conclusion turns the store's Answer into the caller's Decision, and counts it. each has the decisions of the single
+// limits, if the rule has several.
 func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 	r, d := op.rule, op.Decision
 	tightest := &r.Limits[got.Tightest]
-	// Field by field: a literal would be made elsewhere and copied here, which takes longer than all the rest.
+	// Field by field: the compiler would make a literal elsewhere and copy it here, which takes longer than everything
+	// else in this function.
 	*d = limit.Decision{}
 	d.Policy = op.PolicyName()
 	d.Allowed, d.Granted, d.Degraded = got.Allowed, got.Granted, got.Degraded
@@ -275,8 +278,8 @@ func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 	d.RequestID = op.RequestID
 	left, sampled := got.Remaining, tightest
 	if got.Banned {
-		d.Banned, d.ResetAfter = true, got.ResetAfter // the end of the ban, which is not the limit's alone
-		left, sampled = got.Free, nil                 // what is in use does not refuse the key
+		d.Banned, d.ResetAfter = true, got.ResetAfter // the end of the ban may be after the window
+		left, sampled = got.Free, nil                 // the ban refuses the key, and no limit
 	}
 	if r.warnAt != 0 {
 		d.NearLimit = nearLimit(r.warnAt, got.Limit, left)
@@ -307,7 +310,7 @@ func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 		r.stats.countBanned(d)
 		n := got.Ticket
 		if n == 0 {
-			n = r.stats.mine().count(d) // otherwise once the answer may be given
+			n = r.stats.mine().count(d) // with a ticket, await counts it later
 		}
 		if weight := l.sample.weight(n); weight > 0 {
 			l.sample.sampled(weight, r.Scope, op.Key, d, sampled)
@@ -315,15 +318,16 @@ func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 	}
 }
 
-// rememberable says whether other nodes may remember that a check was refused. Units of reservations may be given back,
-// units on loan may be returned, and refusals that count extend themselves: each of them moves the moment at which the
-// check passes, but not the end of a ban. A candidate is asked each time.
+// rememberable reports whether other nodes may remember that a check was refused. They may not if the check may pass
+// earlier or later than RetryAfter says: units of reservations may be given back, units on loan may be returned, and a
+// refusal that counts (count_denied) puts off the next pass. None of these moves the end of a ban. A check under a rule
+// with a candidate is not remembered either, because the candidate must see each check.
 func (op *Op) rememberable(got *store.Answer) bool {
 	return op.Kind == OpCheck && op.rule.candidate == nil &&
 		(got.Banned || !got.Pending && got.OnLoan == 0 && !op.rule.Limits.CountsDenied())
 }
 
-// ids are the ids of a lease and of a reservation, as callers are told them.
+// ids returns the ids of a lease and of a reservation in the callers' form.
 func ids(got *store.Answer) (lease, reservation string) {
 	if got.Lease != 0 {
 		lease = formatID(got.Lease)
@@ -335,7 +339,7 @@ func ids(got *store.Answer) (lease, reservation string) {
 	return lease, reservation
 }
 
-// statusOf is what each of several limits says; nil for none.
+// statusOf returns the callers' form of the decisions of several limits; nil for none.
 func statusOf(limits algo.Limits, each []algo.Decision) []limit.LimitStatus {
 	if each == nil {
 		return nil
@@ -351,12 +355,13 @@ func statusOf(limits algo.Limits, each []algo.Decision) []limit.LimitStatus {
 	return list
 }
 
-// nearLimit says whether so many millionths of a limit are in use: never for 0 of them, nor where nothing is limited.
+// nearLimit reports whether at least the given millionths of a limit are in use. It returns false for 0 millionths, and
+// if the limit is 0 or unlimited.
 func nearLimit(millionths, lim, remaining int64) bool {
 	return millionths != 0 && lim > 0 && lim-remaining >= warnUnits(millionths, lim)
 }
 
-// warnUnits is how many units so many millionths of a limit are, rounded up.
+// warnUnits returns the given millionths of a limit in units, rounded up.
 func warnUnits(millionths, lim int64) int64 {
 	hi, lo := bits.Mul64(uint64(millionths), uint64(lim))
 	units, rest := bits.Div64(hi, lo, policy.WarnAtWhole)
@@ -366,12 +371,12 @@ func warnUnits(millionths, lim int64) int64 {
 	return int64(units)
 }
 
-// failed turns an error of the store into an Outcome. A nil error changes nothing.
+// failed turns an error of the store into the Outcome. It does nothing for a nil error.
 func (l *Limiter) failed(op *Op, err error) {
 	switch {
 	case err == nil:
 	case errors.Is(err, store.ErrShut):
-		// Nothing was done: the present holder is to be asked.
+		// Nothing was charged: route.go asks the present holder.
 		op.Outcome.NotHolder, op.Outcome.shut = &ownership.Route{}, true
 	case op.asks() && errors.Is(err, store.ErrNoGrant):
 		op.Outcome.ungranted = true
@@ -383,8 +388,8 @@ func (l *Limiter) failed(op *Op, err error) {
 	}
 }
 
-// resetAfter is the time until a state is as new, as callers are told it: an entry of a log lives up to a tick (32 ns
-// for a minute) longer than its window, and callers who see 61 s would take it for a fault.
+// resetAfter returns the time until a state is as new, in the callers' form. A log keeps an entry up to a tick longer
+// than its window (32 ns for a minute). Callers who saw 61 s would take it for a fault.
 func resetAfter(l *algo.Limit, d time.Duration) time.Duration {
 	if l.Algorithm == algo.SlidingLog {
 		return min(d, l.Window)
@@ -392,13 +397,13 @@ func resetAfter(l *algo.Limit, d time.Duration) time.Duration {
 	return d
 }
 
-// shadow turns a refusal into the admission that a policy in shadow mode gives.
+// shadow turns a refusal into the admission that a rule in shadow mode gives.
 func shadow(d *limit.Decision, cost int64) {
 	d.Allowed, d.Shadow, d.Granted, d.RetryAfter = true, true, cost, 0
 }
 
-// quotaWindow is the time in which as many units as a Decision's Limit says come back: the window, or, for a bucket
-// with a capacity of its own, the time it takes to fill.
+// quotaWindow returns the time in which as many units as a Decision's Limit come back: the window, or, for a bucket
+// with a Capacity, the time in which it fills.
 func quotaWindow(l *algo.Limit) time.Duration {
 	if l.Capacity == 0 || l.Capacity == l.Limit || l.Limit <= 0 {
 		return l.Window
@@ -412,7 +417,8 @@ func quotaWindow(l *algo.Limit) time.Duration {
 	return time.Duration(q)
 }
 
-// storeErrors are what callers are told of the store's errors, the more particular ones first.
+// storeErrors has the callers' errors for the store's errors. storeError takes the first that matches, so an error that
+// wraps another one comes before it.
 var storeErrors = []struct {
 	err            error
 	kind           limit.Kind
