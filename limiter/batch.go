@@ -10,31 +10,37 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file has the executor: it takes operations, one or many, through the steps that plan.go lists. run does all of
-// them for a call: a batch of checks (CheckTo) or operations of other kinds. Begin and Finish are for streams, which
-// answer each check when it has ended. Receive is for operations that a peer has forwarded. An answer may be under a
-// lease (Outcome.until), so end comes after the last wait of a call.
+// This file has the executor: it takes operations, one or many, through the steps that plan.go lists. Its entries:
+//
+//	CheckTo           checks of one call
+//	run               operations of one call: of other kinds than checks, or parts of an atomic check
+//	Begin and Finish  checks of a stream, each of which is answered when it has ended
+//	Receive           operations that a peer has forwarded
+//
+// Each entry calls begin, which carries out what this node can do at once. Then it calls finish (Receive: takeIn and
+// wait) for the rest, and end for all operations. end comes after the last wait of a call, because an answer under a
+// lease (Outcome.until) may become invalid during a wait.
 
-// Batch is checks on their way through a Limiter in two steps, so that what this node decides need not wait for what
-// others do. It is used by one goroutine at a time, but for Finish of different checks, and may be used again once it
-// has been answered, which saves its memory.
+// Batch has checks that pass through a Limiter in two steps, Begin and Finish, so that the checks that this node
+// decides need not wait for the others. One goroutine at a time uses it, except that Finish may be called for different
+// checks at the same time. After all checks have been answered it may be used again, which saves its memory.
 type Batch struct {
-	// Checks are the questions. Their keys may be parts of larger texts.
+	// Checks are to be decided. Their keys may be parts of larger texts.
 	Checks []limit.Check
 	Denied limit.Denials
-	// Traces are the contexts of spans, by check, that what is done for the checks hangs below (see Span.Context);
-	// empty for one that is not traced. Nil: none is.
+	// Traces has, for each check, the context of the span above its spans (see Span.Context); it is empty for a check
+	// that is not traced. Nil: no check is traced.
 	Traces []string
-	// Results has the answer to each check, once it is there.
+	// Results has the answer to each check, as soon as the check is answered.
 	Results []limit.Result
 
 	room  []Op
 	ops   []*Op // by check, in room
 	open  []int
-	spans map[int]Span // of checks that are traced, from Begin on; nil: none is
+	spans map[int]Span // of the traced checks, from Begin on; nil: no check is traced
 }
 
-// Reset empties the batch for the next checks. Nothing that was in it is kept alive.
+// Reset empties the batch for the next checks. It keeps no reference to what was in the batch.
 func (b *Batch) Reset() {
 	clear(b.Checks)
 	clear(b.Results)
@@ -43,13 +49,13 @@ func (b *Batch) Reset() {
 	b.reset()
 }
 
-// reset empties what is not the caller's.
+// reset empties the fields that the caller does not set, and Denied.
 func (b *Batch) reset() {
 	clear(b.room)
 	b.room, b.ops, b.open, b.Denied, b.spans = b.room[:0], b.ops[:0], b.open[:0], nil, nil
 }
 
-// fill makes an operation of each check. One that is denied has its error as Outcome.
+// fill makes an operation of each check. The operation of a denied check has the denial as its Outcome's error.
 func (b *Batch) fill() {
 	n := len(b.Checks)
 	clear(b.room)
@@ -79,8 +85,8 @@ func (b *Batch) end(l *Limiter, i int, end *moment) {
 	}
 }
 
-// CheckTo implements BatchService. Nothing is decided where a check is not acceptable. It takes no memory for checks
-// that this node decides by itself under a single limit, and keeps nothing of what it is given.
+// CheckTo implements BatchService. It decides nothing if one check is not valid. It allocates nothing for checks under
+// a single limit that this node decides at once, and keeps no reference to its arguments.
 func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials,
 	results []limit.Result) error {
 	if err := limit.ValidBatch(len(checks)); err != nil {
@@ -92,7 +98,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limi
 	if len(checks) != 1 || len(denied) > 0 || l.cfg.Tracer != nil {
 		return l.checkBatch(ctx, checks, denied, results)
 	}
-	// The operation of a check alone stays on the stack unless it has to wait: 237 ns, against 305 with room from a
+	// The operation of a single check stays on the stack unless it has to wait: 237 ns, against 305 with an Op from a
 	// pool.
 	r := &results[0]
 	op := Op{Kind: OpCheck, Check: &checks[0], Decision: &r.Decision}
@@ -116,7 +122,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limi
 // checkBatch is CheckTo for several checks, or for a call with a trace.
 func (l *Limiter) checkBatch(ctx context.Context, checks []limit.Check, denied limit.Denials,
 	results []limit.Result) error {
-	pool := &l.batches[bits.Len(uint(len(checks)-1))] // few checks that wait for others do not keep the room of many
+	pool := &l.batches[bits.Len(uint(len(checks)-1))] // a small batch that waits must not keep a large one's memory
 	b := pool.Get().(*Batch)
 	b.Checks, b.Denied, b.Results = checks, denied, results
 	b.fill()
@@ -135,12 +141,12 @@ func (l *Limiter) checkBatch(ctx context.Context, checks []limit.Check, denied l
 	}
 	b.Checks, b.Results = nil, nil
 	b.reset()
-	pool.Put(b) // not after a panic: another goroutine may still use it
+	pool.Put(b) // not after a panic, because another goroutine may still use it
 	return err
 }
 
-// run carries out planned operations of a call wherever they are decided, and fills in every Outcome: with a decision
-// by on_error where no node could be asked in time.
+// run carries out planned operations of a call, here or on other nodes, and fills in every Outcome: by on_error if no
+// node decides in time.
 func (l *Limiter) run(ctx context.Context, ops ...*Op) {
 	spans := l.traceCall(ctx, ops)
 	l.carryOut(ctx, ops)
@@ -160,13 +166,14 @@ func (l *Limiter) carryOut(ctx context.Context, ops []*Op) {
 }
 
 const (
-	// Operations for which memory is fetched at a time: what that fills is still there when it is looked at.
+	// aheadOf is for how many operations ahead fetches memory at a time. The processor's cache still has it when they
+	// are decided.
 	aheadOf  = 32
-	aheadMin = 4 // operations below which there is nothing to be gained
+	aheadMin = 4 // with fewer operations, ahead saves no time
 )
 
-// begin carries out planned operations as far as this node can do so at once, and appends the places of the others to
-// open.
+// begin carries out the planned operations that this node can carry out at once, and appends the indices of the others
+// to open.
 func (l *Limiter) begin(ops []*Op, now *moment, open []int) []int {
 	for i, op := range ops {
 		if i%aheadOf == 0 && len(ops) >= aheadMin {
@@ -182,7 +189,7 @@ func (l *Limiter) begin(ops []*Op, now *moment, open []int) []int {
 	return open
 }
 
-// beginOne carries out an operation if that can be done at once, and reports whether it has its Outcome.
+// beginOne carries out an operation if this node can do so at once, and reports whether it did.
 func (l *Limiter) beginOne(op *Op, now *moment) bool {
 	if op.Kind == OpRecall {
 		l.answerRecall(op)
@@ -192,7 +199,8 @@ func (l *Limiter) beginOne(op *Op, now *moment) bool {
 	switch {
 	case r.Standing == ownership.Owned:
 		l.decide(op, now)
-		// A peer's report of a loan never waits for another holder: the other reports of its message would wait, too.
+		// A peer's report of a loan does not wait for another holder, because the other reports of its message would
+		// wait too.
 		return !op.Outcome.pending() || op.Hops > 0 && op.Kind == OpBorrow && op.Outcome.NotHolder != nil
 	case op.Hops == 0:
 		return l.before(op, r, now)
@@ -200,7 +208,7 @@ func (l *Limiter) beginOne(op *Op, now *moment) bool {
 	return op.returned(r.Handed())
 }
 
-// ahead has the processor fetch what the next decisions of this node will look at.
+// ahead has the processor fetch the memory that this node's next decisions read.
 func (l *Limiter) ahead(ops []*Op) {
 	if l.routes != nil {
 		for _, op := range ops {
@@ -220,7 +228,7 @@ func (l *Limiter) ahead(ops []*Op) {
 	}
 }
 
-// finish has the operations of a call at some places carried out, which begin has left open.
+// finish carries out the operations of a call that begin has left open, by their indices.
 func (l *Limiter) finish(ctx context.Context, ops []*Op, open []int) {
 	ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
 	defer cancel()
@@ -235,11 +243,10 @@ func at(ops []*Op, places []int) []*Op {
 	return of
 }
 
-// Begin answers the checks of a batch that this node decides and need not wait for anything, and returns the places of
-// the others, for Finish; the slice is the batch's. Unlike those of Check, the checks of a Batch have nothing to do
-// with one another: one that is not acceptable gets an error of its own. Begin itself fails when the number of checks
-// is not acceptable; nothing was charged then. ctx names the caller, for the services that authorize between a front
-// end and the Limiter.
+// Begin answers the checks of a batch that this node can answer at once, and returns the indices of the others, for
+// Finish. The slice belongs to the batch. The checks of a Batch are independent: one that is not valid gets its own
+// error. If Begin itself returns an error, the number of checks is not valid, and nothing was charged. Begin does not
+// use its context, which names the caller to the services that authorize between a front end and the Limiter.
 func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *limit.Error) {
 	if err := limit.ValidBatch(len(b.Checks)); err != nil {
 		return nil, err
@@ -261,8 +268,8 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *limit.Err
 	return b.open, nil
 }
 
-// Finish waits for some of the checks that Begin left open, and answers them: by on_error where no node could be asked
-// within ctx, or the Limiter's own time for a call. Every check is to be finished, once.
+// Finish waits for checks that Begin left open, and answers them: by on_error if no node decides within ctx or
+// Config.Timeout. Finish must be called once for every open check.
 func (l *Limiter) Finish(ctx context.Context, b *Batch, open []int) {
 	l.finish(ctx, b.ops, open)
 	end := l.ending()
@@ -271,13 +278,12 @@ func (l *Limiter) Finish(ctx context.Context, b *Batch, open []int) {
 	}
 }
 
-// Receive carries out operations that a peer sent. What this node does not decide is handed on once, where the
-// operation's hops allow, and otherwise answered NotHolder with a hint. When something is to be handed on, or has to
-// wait, the rest of the work is returned as a function that waits for it; nil means that every Outcome is there
-// already.
+// Receive carries out operations that a peer has sent. If this node does not hold an operation's partition, it forwards
+// the operation once, or answers NotHolder with a hint if Op.Hops does not allow that. If all operations end at once,
+// Receive returns nil. Otherwise it returns a function that waits for the others and ends all of them.
 func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 	for _, op := range ops {
-		op.Hops = max(op.Hops, 1) // whatever the peer says
+		op.Hops = max(op.Hops, 1) // also if the peer sends 0
 	}
 	l.planAll(ops)
 	spans := l.trace(ops, Tracer.Continue, "decide")
