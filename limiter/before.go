@@ -9,26 +9,32 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file has what happens on the node that was asked before another node decides a check, and after: before answers
-// from borrowed units and from remembered refusals, end remembers the other node's answer.
+// This file has what the node that the caller has asked does before and after another node's decision:
 //
-// A refusal is remembered as the answer to checks of the same cost (internal/lend), counted from the instant at which
-// its check was sent (away.sent). What this node sends in between, and what may charge or give back units, makes it
-// void (away.mark).
+//	before    answers a check without a message: from borrowed units (borrow.go), or from a refusal that the node
+//	          remembers (refused)
+//	end       replaces an answer whose lease has ended, and calls remember
+//	remember  keeps another node's refusal in l.refusals (internal/lend)
+//
+// A remembered refusal answers checks of the same cost on the same key. It ends rather too early than too late: its
+// RememberFor counts from away.sent, the instant at which its check was sent. Its RetryAfter counts from the arrival of
+// the answer. Two things end it earlier: an admitted check on the key, because RetryAfter is too short then (Admitted),
+// and an operation that may have given units back (Forget). A refusal whose check was sent before such an operation
+// ended is not kept at all (away.mark).
 
-// away is what a node keeps of an operation while it asks other nodes for its decision.
+// away is what a node keeps of an operation while it asks another node. wait (route.go) sets it.
 type away struct {
 	asked bool   // another node was asked
-	mark  uint64 // of the refusals' memory, from before it was asked last
-	sent  int64  // the Mono instant of that
+	mark  uint64 // of l.refusals, read before the operation was sent last
+	sent  int64  // the Mono instant at which the operation was sent last
 
-	// hint is the route to ask by next in place of this node's own, if not nil; followed is the highest term under
-	// which a node was asked.
+	// hint is the route by which to ask next, in place of this node's own; nil: this node's own. followed is the
+	// highest term of the routes by which the operation was sent.
 	hint     *ownership.Route
 	followed ownership.Term
 }
 
-// refusalKey is a key under one version of its limits, as far as this node knows them.
+// refusalKey is a key under one version of its limits, as this node knows them.
 type refusalKey struct {
 	rule *rule // a new one with each table of policies
 	state
@@ -36,12 +42,12 @@ type refusalKey struct {
 
 func (op *Op) refusalKey() refusalKey { return refusalKey{op.rule, op.state()} }
 
-// isPlain says that a refusal of the check says nothing but that there is no room for it, and charges nothing.
+// isPlain reports whether a refusal of the check charges nothing, and means only that its whole cost does not fit.
 func isPlain(c *limit.Check) bool { return c.Cost > 0 && !c.Partial && !c.Always }
 
-// before answers a check that this node does not decide, if it can: from units that the node has borrowed, whatever the
-// route says, and from a refusal that it remembers while another node holds the partition. A request id must be sent to
-// the owner: what was admitted under it is admitted again.
+// before answers a check that another node decides, if it can. A loan answers whatever the route is. A remembered
+// refusal answers only while another node holds the partition. A check with a request id is sent to the holder, because
+// the holder may have admitted it under this id before.
 func (l *Limiter) before(op *Op, r *ownership.Route, now *moment) (done bool) {
 	switch {
 	case op.Kind != OpCheck:
@@ -54,7 +60,7 @@ func (l *Limiter) before(op *Op, r *ownership.Route, now *moment) (done bool) {
 	return l.refused(op, now.Mono)
 }
 
-// refused answers a check from memory, and reports whether it did.
+// refused answers a check by a remembered refusal, and reports whether it did.
 func (l *Limiter) refused(op *Op, now int64) bool {
 	r, ok := l.refusals.Find(op.hash, op.refusalKey(), op.Cost, now)
 	if !ok {
@@ -67,50 +73,52 @@ func (l *Limiter) refused(op *Op, now int64) bool {
 	op.rule.stats.countBanned(d)
 	op.rule.stats.mine()[resultRemembered].Add(1)
 	var tightest *algo.Limit
-	if op.rule.Limits != nil && !d.Banned { // a ban refuses whatever is in use
+	if op.rule.Limits != nil && !d.Banned { // a ban refuses the key, and no limit
 		tightest = tightestOf(op.rule.Limits, d)
 	}
 	l.count(op, tightest)
 	return true
 }
 
-// end does what is left to be done when an operation has its Outcome. end is read only for what is under a lease or may
-// be lent.
+// end completes an operation that has its Outcome. It reads the clock end only for an answer under a lease, and for a
+// check whose key may be worth a loan.
 func (l *Limiter) end(op *Op, end *moment) {
 	out, a := &op.Outcome, op.away
 	if out.until == 0 && a == nil && !op.givesBack() {
-		return // as nearly all that this node decides
+		return // nearly all operations that this node decides end here
 	}
 	op.away = nil
 	if out.until != 0 {
 		out.Lease = time.Duration(out.until - end.bootTime())
 	}
 	switch late := out.until != 0 && out.Lease <= 0; {
-	case op.Hops > 0: // the node that was asked does what else there is to be done
+	case op.Hops > 0: // the node that the caller has asked does the rest
 		if late {
 			*out = Outcome{Unreachable: true}
 		}
 		return
 	case late:
-		l.unreachable(op) // another node may decide by now, and know nothing of this
+		l.unreachable(op) // another node may hold the partition now, without what was charged
 	}
 	if op.givesBack() {
-		l.refusals.Forget(op.hash) // also after an error: an answer may have been lost
+		l.refusals.Forget(op.hash) // also after an error: units may have been given back
 	} else if a != nil && a.asked && op.asks() && op.Cost > 0 {
 		l.remember(op, a, end)
 	}
 }
 
-// ending is the moment at which operations end, of which only the boot clock is read, once, and only if one needs it.
+// ending returns the moment at which operations end. It reads no clock: bootTime reads the boot clock, once, when the
+// first operation needs it.
 func (l *Limiter) ending() moment { return moment{l: l} }
 
-// remember keeps the answer of another node, if it is a refusal that may be kept.
+// remember keeps another node's answer if that is a refusal which may be kept. It counts an admitted check for the
+// loans.
 func (l *Limiter) remember(op *Op, a *away, end *moment) {
 	d := op.Decision
 	if op.Outcome.Err == nil && op.Kind == OpCheck {
 		l.borrowing.missed(op, end)
 	}
-	if d.Allowed || d.FailedClosed || op.Always { // it has charged, or may have and its answer was lost
+	if d.Allowed || d.FailedClosed || op.Always { // it has charged, or may have
 		l.refusals.Admitted(op.hash)
 		return
 	}
@@ -125,7 +133,7 @@ func (l *Limiter) remember(op *Op, a *away, end *moment) {
 	})
 }
 
-// rememberFor is how long the answer of this node to a check may be remembered elsewhere.
+// rememberFor returns how long other nodes may remember this node's refusal of a check; 0: not at all.
 func rememberFor(d *limit.Decision, c *limit.Check) time.Duration {
 	if d.Allowed || !isPlain(c) {
 		return 0
