@@ -10,10 +10,18 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file has the operations on costs that are known late: Charge, Reserve, Extend, Commit, Cancel and their lists.
-// Each becomes an Op that takes the path of plan.go; settle carries out a commit or cancel on the node that decides for
-// the key. A reservation of several keys (ReserveAll) is an atomic check whose reservations, all under one id, are left
-// to the caller. Prices and estimates are those of the node that was asked: the node that decides sees units alone.
+// This file has the operations on costs that are known late: Charge, Reserve, Extend, Commit, Cancel, and their forms
+// for several targets. The path of one call:
+//
+//  1. An ...Op function turns the request into an Op: it parses the id, and turns an Amount into units (cost,
+//     estimate).
+//  2. single, decided or each plans the Op and has it carried out (batch.go).
+//  3. On the holder, admit (decide.go) decides Charge, Reserve and Extend; settle carries out Commit and Cancel.
+//  4. committed answers a Commit, and has learn note its units for later estimates.
+//
+// ReserveAll is an atomic check (atomic.go) whose reservations, all under one id, the caller settles.
+//
+// Prices and estimates are those of the node that the caller has asked: the holder gets units only.
 
 // Charge implements Service.
 func (l *Limiter) Charge(ctx context.Context, c limit.Charge) (limit.Decision, error) {
@@ -43,7 +51,6 @@ func (l *Limiter) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision,
 	return l.decided(ctx, op, bad)
 }
 
-// reserveOp makes an operation of a Reserve.
 func (l *Limiter) reserveOp(r *limit.Reserve) (*Op, *limit.Error) {
 	bad := validClass(r.Class)
 	var cost int64
@@ -59,7 +66,7 @@ func (l *Limiter) reserveOp(r *limit.Reserve) (*Op, *limit.Error) {
 	return NewOp(OpReserve, limit.Check{Target: r.Target, Cost: cost, RequestID: r.RequestID}, Extra{TTL: r.TTL}), bad
 }
 
-// newReservationID draws an id that cannot be guessed: a caller that knows it can end the reservation.
+// newReservationID draws an id that cannot be guessed, because a caller that knows the id can end the reservation.
 func newReservationID() (id ReservationID) {
 	_, _ = rand.Read(id[:]) // never fails
 	return id.Whole()
@@ -75,7 +82,8 @@ func parseReservation(s string) (ReservationID, *limit.Error) {
 	return id, nil
 }
 
-// ReserveAll implements Service. It is an atomic check whose reservations, when all are admitted, the caller settles.
+// ReserveAll implements Service. It is an atomic check. If all reservations are admitted, the caller settles them;
+// otherwise ReserveAll cancels them.
 func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
 	switch {
 	case len(rs) == 0:
@@ -122,7 +130,6 @@ func (l *Limiter) Extend(ctx context.Context, e limit.Extend) (limit.Decision, e
 	return l.decided(ctx, op, bad)
 }
 
-// extendOp makes an operation of an Extend.
 func (l *Limiter) extendOp(e *limit.Extend) (*Op, *limit.Error) {
 	id, bad := parseReservation(e.ReservationID)
 	var cost int64
@@ -149,8 +156,8 @@ func (l *Limiter) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Re
 	return results, err
 }
 
-// each carries out n operations, each by itself. opOf returns the i-th operation, and what is wrong with it; each calls
-// done with every operation and its error.
+// each carries out n independent operations. opOf returns the i-th operation, and an error if it is not valid; each
+// calls done with every operation and its error.
 func (l *Limiter) each(ctx context.Context, n int,
 	opOf func(int) (*Op, *limit.Error), done func(int, *Op, error)) error {
 	if err := l.expired(ctx, n); err != nil {
@@ -193,7 +200,6 @@ func (l *Limiter) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.Se
 	return results, err
 }
 
-// commitOp makes an operation of a Commit.
 func (l *Limiter) commitOp(c *limit.Commit) (*Op, *limit.Error) {
 	id, bad := parseReservation(c.ReservationID)
 	if bad == nil {
@@ -207,9 +213,9 @@ func (l *Limiter) commitOp(c *limit.Commit) (*Op, *limit.Error) {
 		Extra{Reservation: id, Exact: c.Exact}), bad
 }
 
-// committed returns the answer to a Commit that was carried out.
+// committed returns the answer to a Commit that was carried out, and learns from its cost.
 func (l *Limiter) committed(c *limit.Commit, op *Op) limit.Settled {
-	if op.Cost > 0 { // work that cost nothing did not take place, and teaches nothing
+	if op.Cost > 0 { // a cost of 0 means that the work did not take place
 		l.learn(&c.Target, c.Class, op.Cost)
 	}
 	return limit.Settled{Refunded: op.Reply.Refunded, Excess: op.Reply.Excess, Over: op.Reply.Over}
@@ -223,7 +229,7 @@ func (l *Limiter) Cancel(ctx context.Context, t limit.Target, reservationID stri
 	return op.Reply.Refunded, err
 }
 
-// settle ends a reservation on this node's own state.
+// settle ends a reservation in this node's own store.
 func (l *Limiter) settle(op *Op, k store.Key, now *moment) {
 	how := store.Settlement{
 		ID: op.Reservation, Keep: op.Cost, Exact: op.Exact, Bounded: op.Bounded, Whole: !op.recalled, Caller: op.Caller,
@@ -243,7 +249,7 @@ func (l *Limiter) settle(op *Op, k store.Key, now *moment) {
 	}
 }
 
-// cost returns an Amount in units, by the policy's prices if it gives usage.
+// cost returns an Amount in units. It converts usage by the policy's prices.
 func (l *Limiter) cost(t *limit.Target, a limit.Amount) (int64, *limit.Error) {
 	switch {
 	case a.Usage == nil:
@@ -261,7 +267,7 @@ func (l *Limiter) cost(t *limit.Target, a limit.Amount) (int64, *limit.Error) {
 	return e.Prices.Cost(a.Usage)
 }
 
-// costField is the field that an Amount comes from.
+// costField returns the name of the request's field that gives the Amount.
 func costField(a limit.Amount) string {
 	if a.Usage != nil {
 		return "usage"
@@ -279,9 +285,9 @@ func validClass(class string) *limit.Error {
 	return nil
 }
 
-// estimate returns how many units to reserve for work whose caller gives no cost: the policy's estimate, or what this
-// node has learned from commits, but no more than the key's limits ever admit. Without an estimate in the policy it
-// returns otherwise.
+// estimate returns how many units to reserve for work whose caller gives no cost: what this node has learned from
+// commits, or the policy's estimate, at least 1 and at most the largest of the key's limits. If the policy has no
+// estimate, it returns otherwise.
 func (l *Limiter) estimate(t *limit.Target, class string, otherwise int64) int64 {
 	e := l.table.Load().by[t.Policy]
 	if t.Policy == "" || e == nil || e.Estimate == 0 {
@@ -299,15 +305,15 @@ func (l *Limiter) estimate(t *limit.Target, class string, otherwise int64) int64
 	return max(units, 1)
 }
 
-// learn notes what work has cost, for later estimates.
+// learn notes the cost of work, for later estimates.
 func (l *Limiter) learn(t *limit.Target, class string, cost int64) {
 	if e := l.table.Load().by[t.Policy]; t.Policy != "" && e != nil && e.EstimateAuto {
 		l.estimates.Add(t.Policy, class, t.Caller, cost)
 	}
 }
 
-// reserved reports whether at least one of the operations has made a reservation. One for a key without a limit makes
-// none.
+// reserved reports whether at least one of the operations has made a reservation. An operation on a key without a limit
+// makes none.
 func (a *together) reserved() bool {
 	for _, op := range a.ops {
 		if op.Decision.ReservationID != "" {
