@@ -12,11 +12,20 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// An atomic check is a reservation at the owner of each of its targets, under ids that this node, its coordinator, has
-// chosen. If all are admitted the answer is given at once and the reservations are committed behind it: one that hears
-// nothing stays charged, which is what a commit says. Otherwise they are cancelled, also where no answer came, and the
-// caller is answered once that has been heard where it matters to it. No owner waits for another, so there is nothing
-// to be locked and no deadlock; that is why two atomic checks can refuse each other the last unit.
+// This file carries out atomic checks, whose elements are charged all or not at all. The path of one:
+//
+//	gather       plans the elements, and adds up those on the same state (together)
+//	allBorrowed  answers from this node's loans, if they cover all elements (borrow.go)
+//	run          has each holder reserve its part, all under one id that this node has chosen (batch.go)
+//	settleAll    commits all reservations if each was admitted, and otherwise cancels them, also those whose answers
+//	             did not come
+//	decision     answers the caller
+//
+// CheckAll answers at once after a commit: a reservation whose commit is lost stays charged when its ttl ends, as if it
+// were committed. CheckAll waits for cancels, so that the caller finds the units given back when it has the answer.
+//
+// No holder waits for another one, so nothing is locked and there is no deadlock. The price is that two atomic checks
+// at the same time may both be refused, although there are enough units for either.
 
 // CheckAll implements Service.
 func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.AllDecision, error) {
@@ -30,7 +39,7 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	if bad != nil {
 		return limit.AllDecision{}, bad
 	}
-	if len(all.ops) > 1 { // one state decides by itself: there is nothing to settle
+	if len(all.ops) > 1 { // a single operation is not reserved: it is charged or refused, and need not be settled
 		all.reserve(newReservationID())
 	}
 	if err := l.expired(ctx, len(all.ops)); err != nil {
@@ -64,22 +73,22 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	return out, nil
 }
 
-// hold is for how long an atomic check reserves: longer than this node takes to settle it.
+// hold returns the ttl of an atomic check's reservations. It is longer than this node takes to settle them.
 func (l *Limiter) hold() time.Duration { return min(2*l.cfg.Timeout+time.Second, limit.MaxReservation) }
 
-// together is the elements of one atomic check, or of one reservation of several targets. Those that are about the same
-// state are one operation.
+// together has the elements of one atomic check, or of one reservation of several targets. Elements on the same state
+// share one operation.
 type together struct {
 	list  string  // the name of the elements in errors
 	costs []int64 // of each element
 	of    []int   // of each element, its op
 	ops   []*Op
-	first []int         // of each op, the first of its elements, which an error names
-	known map[state]int // ops by what they are about
+	first []int         // of each op, its first element, which an error names
+	known map[state]int // index in ops, by state
 }
 
-// gather plans n elements, which element returns, and sums up those that are about the same state. All that can be
-// wrong with one without deciding it is an error here.
+// gather plans n elements, which element returns, and adds up those on the same state. It returns an error for the
+// first element that is not valid.
 func (l *Limiter) gather(list string, n int, element func(i int) (*Op, *limit.Error)) (*together, *limit.Error) {
 	a := &together{list: list, costs: make([]int64, n), of: make([]int, n), known: make(map[state]int)}
 	t := l.table.Load()
@@ -99,7 +108,8 @@ func (l *Limiter) gather(list string, n int, element func(i int) (*Op, *limit.Er
 	return a, nil
 }
 
-// add adds the operation of element i, which is planned, to those before it that are about the same state.
+// add adds the planned operation of element i. If an earlier element is on the same state, add adds the cost to its
+// operation.
 func (a *together) add(i int, op *Op) *limit.Error {
 	at, repeated := a.known[op.state()]
 	if !repeated {
@@ -120,7 +130,8 @@ func (a *together) add(i int, op *Op) *limit.Error {
 	return nil
 }
 
-// about returns an error of element i as one of the list. A batch of one check is not spoken of as a list.
+// about returns an error of element i as an error of the list. If the list is checks and has one element, the error
+// does not name it.
 func (a *together) about(err *limit.Error, i int) *limit.Error {
 	if a.list == "checks" {
 		return err.In(i, len(a.of))
@@ -128,14 +139,15 @@ func (a *together) about(err *limit.Error, i int) *limit.Error {
 	return err.InList(a.list, i)
 }
 
-// reserve has all operations charge under one id, to be settled later.
+// reserve has all operations charge under one id, so that they can be settled.
 func (a *together) reserve(id ReservationID) {
 	for _, op := range a.ops {
 		op.Reservation = id
 	}
 }
 
-// suitsAtomic says what an atomic check cannot hold, of which all are charges (Always) or none is.
+// suitsAtomic returns an error if an operation cannot be part of an atomic check. Either all parts have Always, or
+// none.
 func suitsAtomic(op *Op, always bool) *limit.Error {
 	switch {
 	case op.Always != always:
@@ -145,13 +157,14 @@ func suitsAtomic(op *Op, always bool) *limit.Error {
 	case op.Cost == 0:
 		return invalid("cost", "is 0: a peek cannot be part of an atomic check")
 	case op.RequestID != "":
-		// What was admitted under an id is admitted again, but of an atomic check it may have been cancelled since.
+		// A check that was admitted under a request id is admitted again, but a part of an atomic check may have been
+		// cancelled since.
 		return invalid("request_id", "cannot be given in an atomic check, which is not remembered")
 	}
 	return nil
 }
 
-// err is the error of the first element that could not be decided.
+// err returns the error of the first operation that has one.
 func (a *together) err() error {
 	for i, op := range a.ops {
 		if err := op.Outcome.Err; err != nil {
@@ -161,7 +174,7 @@ func (a *together) err() error {
 	return nil
 }
 
-// unasked is the error of a charge whose owner could not be asked.
+// unasked returns an error if on_error has answered one of the charges.
 func (a *together) unasked() error {
 	for _, op := range a.ops {
 		if d := op.Decision; d.FailedOpen || d.FailedClosed {
@@ -181,7 +194,7 @@ func (a *together) allowed() bool {
 	return true
 }
 
-// decision is the answer, when everything has been heard.
+// decision returns the answer, after all operations have ended.
 func (a *together) decision(allowed bool) limit.AllDecision {
 	out := limit.AllDecision{Allowed: allowed, Decisions: make([]limit.Decision, len(a.of))}
 	for _, op := range a.ops {
@@ -191,7 +204,7 @@ func (a *together) decision(allowed bool) limit.AllDecision {
 		}
 		d.RememberFor = 0
 		if !allowed || a.list == "checks" {
-			d.ReservationID = "" // it is not for the caller to settle, or has been cancelled
+			d.ReservationID = "" // CheckAll settles it, or it was cancelled
 		}
 	}
 	for i := range a.of {
@@ -207,7 +220,7 @@ func (a *together) decision(allowed bool) limit.AllDecision {
 	return out
 }
 
-// giveBack counts units as left again that were charged for a moment.
+// giveBack adds units that were charged and cancelled to what a Decision says is left.
 func giveBack(d *limit.Decision, units int64) {
 	again := func(remaining, lim int64) int64 {
 		if lim == algo.Unlimited {
@@ -222,15 +235,16 @@ func giveBack(d *limit.Decision, units int64) {
 	}
 }
 
-// settleAll settles the reservations of an atomic check: keeping all or nothing. It waits for the nodes that hold what
-// is given back, and for no others: a commit changes no answer.
+// settleAll commits (keep) or cancels the reservations of an atomic check. Until ctx ends it waits for the cancels of
+// reservations that were answered, and for the commits that this node decides itself. It does not wait for commits on
+// other nodes, because they change no answer, nor for cancels of reservations that were not answered.
 func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
 	var awaited, behind []*Op
 	for _, op := range ops {
 		d := op.Decision
 		reserved := d.ReservationID != ""
 		if op.Reservation == (ReservationID{}) || !reserved && (keep || !d.FailedOpen && !d.FailedClosed) {
-			continue // it has charged nothing
+			continue // nothing to settle
 		}
 		settle := NewOp(OpSettle, *op.Check, Extra{Reservation: op.Reservation})
 		settle.subject, settle.partition, settle.owed = op.subject, op.partition, true
@@ -241,10 +255,10 @@ func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
 		if reserved && (!keep || l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Owned) {
 			awaited = append(awaited, settle)
 		} else {
-			behind = append(behind, settle) // without a holder's answer it may have been charged all the same
+			behind = append(behind, settle) // no holder has answered, but one may have charged
 		}
 	}
-	// The caller's time may be over, and what is charged is to be given back all the same.
+	// The reservations must be settled even if the caller's time is over.
 	later := context.WithoutCancel(ctx)
 	if len(behind) > 0 {
 		l.settling.start(func() { l.run(later, behind...) })
@@ -264,11 +278,11 @@ func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
 	}
 }
 
-// maxBackground bounds the settling that goes on behind answers, as when an owner hangs. What is past it is not
-// settled: it stays charged.
+// maxBackground bounds the goroutines that settle after the answer, such as when a holder hangs. What is beyond it is
+// not settled: it stays charged.
 const maxBackground = 10_000
 
-// background is goroutines that are waited for once.
+// background has goroutines that go on after an answer. close waits for them.
 type background struct {
 	panicked func(*panics.Error) // see Config
 
@@ -277,7 +291,8 @@ type background struct {
 	running errgroup.Group
 }
 
-// start runs f in a goroutine, unless there are too many or it is too late. A panic of f ends f alone.
+// start runs f in a goroutine, and reports whether it did: not if maxBackground goroutines run, nor after close. A
+// panic of f ends f alone.
 func (b *background) start(f func()) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -287,7 +302,7 @@ func (b *background) start(f func()) bool {
 	})
 }
 
-// close waits for what was started, and starts nothing more.
+// close waits for the goroutines, and has start run no more.
 func (b *background) close() {
 	b.mu.Lock()
 	b.closed = true
