@@ -10,16 +10,15 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file has the operation: what a Limiter carries out, here or on another node, and what came of it.
+// This file has Op, an operation that a Limiter carries out, here or on another node, and its Outcome.
 //
 // An operation of an ordinary check takes two cache lines (128 bytes), so that batches of a thousand need no other
-// form. It points to the check and to the place of the decision, which belong to its caller. What only other kinds need
-// is in an Extra.
+// form. It points to the caller's check, and to the caller's place for the decision. The fields that only other kinds
+// need are in an Extra.
 
 // OpKind is what an operation does.
 type OpKind uint8
 
-// The operations.
 const (
 	OpCheck   OpKind = 1
 	OpAcquire OpKind = 2
@@ -31,45 +30,46 @@ const (
 	OpSettle  OpKind = 8
 	OpExtend  OpKind = 9
 	OpBorrow  OpKind = 10 // a borrower reports what it has spent of a loan, and asks for units
-	OpRecall  OpKind = 11 // an owner asks a borrower for what it has left of a loan
+	OpRecall  OpKind = 11 // the holder asks a borrower to return what it has left of a loan
 	OpQuota   OpKind = 12 // like OpBorrow, of a loan that is a Quota
 )
 
 // ReservationID names a reservation; the zero value is none.
 type ReservationID = store.ReservationID
 
-// Op is one operation on its way to the node that decides, and its Outcome once it has been there.
+// Op is one operation, and its Outcome when it has been carried out.
 type Op struct {
-	// Check has the Target, always; Cost for check, acquire, reserve, extend, refund and settle (what it keeps);
-	// Partial for check; Always for check, and for reserve as part of an atomic check; Bounded for check with Always,
-	// and for settle, see limit.Commit; RequestID for check, acquire, reserve, extend and refund.
+	// Check has the Target for every kind but OpRecall. The other fields are for these kinds: Cost for check, acquire,
+	// reserve, extend, refund and settle (units to keep); Partial for check; Always for check, and for reserve as part
+	// of an atomic check; Bounded for check with Always, and for settle, see limit.Commit; RequestID for check,
+	// acquire, reserve, extend and refund.
 	*limit.Check
-	// Decision is where the answer to check, acquire, reserve and extend is written. Nil: the Limiter allocates one.
+	// Decision gets the answer to check, acquire, reserve and extend. If it is nil, the Limiter allocates one.
 	Decision *limit.Decision
-	// Extra may be nil for a check. Nil for another kind: the Limiter allocates one.
+	// Extra may be nil for a check. If it is nil for another kind, the Limiter allocates one.
 	*Extra
 	subject
 	away      *away         // only while another node is asked
-	Left      time.Duration // of an operation from a peer: how long its sender waits for the answer; 0: not said
+	Left      time.Duration // of an operation from a peer: how long its sender waits for the answer; 0: unknown
 	partition int32
 	Kind      OpKind
-	Hops      uint8 // how often it has been forwarded: 0 on the node that a caller has asked
-	recalled  bool  // what is on loan of its key has been called back: a refusal is final now
-	owed      bool  // it tells of units that are charged already, and is carried out however many operations wait
+	Hops      uint8 // how often it has been forwarded: 0 on the node that the caller has asked
+	recalled  bool  // the loans of its key have been recalled: a refusal is final now
+	owed      bool  // it is about units that were charged or spent before: takeIn never turns it away
 
 	Outcome Outcome
-	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not
-	// traced.
+	// Trace is the context of the call's trace, which a receiver continues: TraceContext bytes, or empty if the call is
+	// not traced.
 	Trace string
 }
 
-// Extra is what operations other than checks say and hear.
+// Extra has the fields of operations other than checks. The kinds that use a field are named beside it.
 type Extra struct {
 	LeaseID string        // renew, release
 	TTL     time.Duration // acquire, renew, reserve, extend
-	// Reservation is the id that a reserve charges under, that extend adds to, and that settle ends. The node that was
-	// asked chooses it, so that it can settle a reservation whose answer it never got. Zero, of reserve: the charge is
-	// never settled.
+	// Reservation is the id under which reserve charges, to which extend adds, and which settle ends. The node that the
+	// caller has asked chooses it, so that it can settle a reservation whose answer did not come. If it is zero for
+	// reserve, the charge is not a reservation and cannot be settled.
 	Reservation ReservationID
 	Atomic      bool     // reserve: part of an atomic check
 	Exact       bool     // settle: to keep more than was reserved is an error
@@ -80,34 +80,37 @@ type Extra struct {
 	lease uint64 // LeaseID as a number
 }
 
-// Reply is what came of an operation of a kind that has no decision.
+// Reply is the answer to an operation of a kind that has no Decision.
 type Reply struct {
 	ExpiresIn time.Duration // renew
 	Refunded  int64         // refund, settle
 	Excess    int64         // settle: charged beyond what was reserved
-	Over      bool          // settle: there was no room for all of the excess
+	Over      bool          // settle: the excess exceeds the units that were left
 	Released  bool          // release
 }
 
-// Outcome says whether an operation was carried out. Nothing was done where Err, NotHolder or Unreachable is set.
+// Outcome says whether an operation was carried out. If NotHolder, ungranted or onLoan is set, or an Err of another
+// kind than Unavailable, nothing was charged. If Unreachable is set, the operation may have been charged.
 type Outcome struct {
 	Err *limit.Error
-	// The receiver does not decide for the partition; the route names the node that does, as far as it knows.
+	// NotHolder is set if the receiver does not hold the partition. It is the receiver's route, which may name the
+	// holder.
 	NotHolder *ownership.Route
 
-	// Lease is, of what was decided under a strict policy, how long it may be used from the moment it was asked for:
-	// when the decider's lease runs out another node may decide, and know nothing of this. 0: without end.
+	// Lease is set for a decision under a strict rule: how long the decision may be used, counted from when it was
+	// asked for. When the lease ends another node may decide, without knowing what this decision has charged. 0:
+	// without end.
 	Lease time.Duration
 
 	until  int64  // the end of Lease as an instant of this node's boot clock; 0: without end
-	ticket uint64 // the answer waits for this much progress of the partition; 0: it need not wait
+	ticket uint64 // the version that must be confirmed before the answer is given; 0: none
 
-	Unreachable bool // no answer came; whether it was carried out is not known
-	parked      bool // with NotHolder: this node waited, and there is a holder now
-	shut        bool // with NotHolder: this node turned out not to be the holder
-	// Nothing was done: this node holds the partition, and has no grant for a strict rule at the moment.
+	Unreachable bool // no answer came, or the answer may not be used
+	parked      bool // with NotHolder: this node has waited (park), and the partition has a new route
+	shut        bool // with NotHolder: this node's store is shut for the partition
+	// This node holds the partition, and has no grant for a strict rule now.
 	ungranted bool
-	onLoan    bool // nothing was done: units on loan have to be called back first
+	onLoan    bool // units on loan must be recalled first
 }
 
 // NewOp returns an operation with a check, a decision and an Extra of its own, in one allocation.
@@ -128,7 +131,7 @@ func invalid(field, message string) *limit.Error {
 }
 func unavailable(message string) *limit.Error { return limit.NewError(limit.Unavailable, "", message) }
 
-// err is the operation's error, or nil.
+// err returns the operation's error, or nil.
 func (op *Op) err() error {
 	if op.Outcome.Err != nil {
 		return op.Outcome.Err
@@ -136,7 +139,7 @@ func (op *Op) err() error {
 	return nil
 }
 
-// forget makes the operation one that has not been carried out.
+// forget clears everything that carrying out the operation has set.
 func (op *Op) forget() {
 	op.Outcome, *op.Decision = Outcome{}, limit.Decision{}
 	if op.Extra != nil {
@@ -144,8 +147,8 @@ func (op *Op) forget() {
 	}
 }
 
-// requestID is a check's request id as it is remembered: each caller has ids of its own, so that no caller is answered
-// with what another one holds. The first byte is the length of the caller's name.
+// requestID returns a check's request id in the store's form. The caller's name is part of it, so that no caller gets
+// the answer to another one's request. The first byte is the length of the name.
 func requestID(c *limit.Check) string {
 	if c.RequestID == "" {
 		return ""
@@ -153,29 +156,29 @@ func requestID(c *limit.Check) string {
 	return string([]byte{byte(len(c.Caller))}) + c.Caller + c.RequestID
 }
 
-// asks says whether the operation asks for units, so that on_error can answer it.
+// asks reports whether the operation asks for units. on_error can answer such an operation.
 func (op *Op) asks() bool {
 	return op.Kind == OpCheck || op.Kind == OpAcquire || op.Kind == OpReserve || op.Kind == OpExtend
 }
 
-// givesBack says whether the operation can make a check pass that was refused before.
+// givesBack reports whether the operation may give units back, so that a check passes that was refused before.
 func (op *Op) givesBack() bool {
 	return op.Kind == OpRefund || op.Kind == OpReset || op.Kind == OpSettle || op.Kind == OpCheck && op.Cost < 0
 }
 
-// stands says that this node has refused an operation by a ban that it began, and waits only for a copy to know of the
-// ban: on_error must not admit it.
+// stands reports whether this node has refused the operation by a new ban, and waits only for the backup or the disk to
+// confirm the ban. on_error must not admit such an operation.
 func (op *Op) stands() bool {
 	return op.Outcome.ticket != 0 && op.asks() && !op.Always && op.Decision.Banned
 }
 
-// pending says that an operation that was decided here cannot be answered yet.
+// pending reports whether an operation that this node has decided cannot be answered yet.
 func (out *Outcome) pending() bool {
 	return out.ticket != 0 || out.NotHolder != nil || out.ungranted || out.onLoan
 }
 
-// state names what an operation is about: the scope, which is a policy's name or of a limit sent along, and the key.
-// Hashes may be equal where these are not.
+// state identifies the state that an operation is on: its scope, which is a policy's name or a name made from an inline
+// limit, and its key. Different states may have the same hash.
 type state struct{ scope, key string }
 
 func (op *Op) state() state { return state{op.scope(), op.Key} }
@@ -190,12 +193,12 @@ func (op *Op) scope() string {
 	return op.rule.Scope
 }
 
-// storeKey is the operation's key as the store takes it.
+// storeKey returns the operation's key in the store's form.
 func (op *Op) storeKey() store.Key {
 	return store.Key{Hash: op.hash, Partition: int(op.partition), Key: op.Key}
 }
 
-// PolicyName is what a decision on the operation calls its policy.
+// PolicyName returns the name of the policy in the operation's Decision.
 func (op *Op) PolicyName() string {
 	if op.Limit != nil {
 		return "inline"
