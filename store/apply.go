@@ -12,14 +12,25 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// A copy takes in chunks here, one item after another, under the lock for applyHold items at a time. The bytes come
-// from the network: every number has a bound, every length is checked against what is left, and an error leaves a copy
-// that must be fetched anew. An item for which there is no memory is taken in again once other records have made room.
+// This file is the follower's side of replication: Apply brings a copy up to date with a chunk from the holder.
+// chunk.go writes the chunks, and lists the kinds of items. The path of one chunk:
+//
+//  1. Apply calls some under the shard's lock, again and again until all items are applied.
+//  2. some applies up to applyHold items; item chooses the function for an item's kind.
+//  3. For an itemKey, key calls state, holds and loans, which replace what the copy had, or add to it.
+//  4. If there is no memory for an item, Apply has makeRoom drop records that are as good as new, and applies the item
+//     again.
+//
+// The bytes come from the network, so Apply trusts none of them: every number has a bound, and every length is compared
+// with what is left of the chunk. After an error the copy is of no use, and must be fetched anew.
+//
+// The content of a copy may be followed by this process's disk. So each item that is not for the staging area is
+// followed by a note function, as a holder's change is.
 
-// applyHold is how many items of a chunk Apply takes in while it holds a shard's lock.
+// applyHold is how many items Apply applies while it holds a shard's lock.
 const applyHold = 256
 
-// Bounds of what a chunk may hold, besides those of algo.
+// Bounds of the fields of a chunk, besides those of algo.
 const (
 	maxScope     = 1 << 12
 	maxRequestID = 1 << 10
@@ -27,8 +38,8 @@ const (
 	maxCaller    = 1 << 8
 )
 
-// Apply adds a chunk to the content, or to the staging area. The error is ErrChunk, ErrCopyFull, or ErrHeld when the
-// content is open. After an error the copy is of no use. Nothing in the chunk is trusted.
+// Apply applies a chunk to the content, or to the staging area. The error is ErrChunk, ErrCopyFull, or ErrHeld if the
+// partition is open and the chunk is not staged.
 func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error {
 	if len(chunk) == 0 {
 		return nil
@@ -54,14 +65,14 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 			if !errors.As(err, &zone) {
 				return err
 			}
-			// The zone is loaded without the lock, because that reads a file. Then the item is taken in again.
+			// Load reads a file, so it is called without the lock. Then the item is applied again.
 			if _, err := s.zones.Load(zone.Name); err != nil {
 				return ErrChunk
 			}
 			a.r = before
 			continue
 		}
-		// The item for which there was no room is taken in again when other records have made room.
+		// makeRoom drops other records. Then the item is applied again.
 		a.r = before
 		tried++
 		if !s.makeRoom(now, tried) || tried > 10 {
@@ -71,13 +82,13 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 	}
 }
 
-// kept is a rule of a chunk, and the caller to whom the records under it are counted.
+// kept is a rule of a chunk, and the caller to whose account its records are counted.
 type kept struct {
 	rule   *Rule
 	caller string
 }
 
-// apply is one Apply in progress.
+// apply is the state of one call of Apply.
 type apply struct {
 	sh     *shard
 	part   *partition
@@ -89,7 +100,7 @@ type apply struct {
 	to     *content
 }
 
-// some takes in up to applyHold items. After an error, at is where the item begins that failed.
+// some applies up to applyHold items. After an error, at is at the beginning of the item that failed.
 func (a *apply) some(at *reader) error {
 	a.to = &a.part.content
 	switch {
@@ -204,22 +215,23 @@ func (a *apply) reservation() error {
 		e.caller = p.list[i].caller
 		p.list[i] = e
 		side.reservations.first = min(side.reservations.first, e.until)
-	case b.reservations.Load() < int64(a.sh.store.cfg.MaxReservations): // beyond it, what it charged stays charged
+	case b.reservations.Load() < int64(a.sh.store.cfg.MaxReservations):
+		// Beyond the bound the reservation is dropped, and its units stay charged.
 		of.scope = strings.Clone(of.scope)
-		side.reservations.put(of, hash, e, caller, algo.Hold{}, b) // the item of the record says where its units are
+		side.reservations.put(of, hash, e, caller, algo.Hold{}, b) // itemKey has the hold
 	}
 	a.noteReservation(reservationKey{of.clone(), e.id}, e.persist)
 	return nil
 }
 
-// noteReservation has the disk, where one follows the copy, told of a reservation.
+// noteReservation queues a reservation for the disk, unless the chunk is staged.
 func (a *apply) noteReservation(k reservationKey, persist bool) {
 	if !a.staged {
 		a.part.noteReservation(k, persist, &a.sh.budget)
 	}
 }
 
-// gone drops the records of a hash, except those that the chunk names.
+// gone drops the records of a hash that the chunk does not name.
 func (a *apply) gone() error {
 	hash := a.r.Fixed64()
 	left := make([]stateID, a.r.Uint(uint64(len(a.r.Rest)/2)))
@@ -245,7 +257,7 @@ func (a *apply) gone() error {
 		if !a.staged {
 			a.sh.unsave(a.part, r)
 		}
-		a.sh.drop(&a.to.table, slots[i]) // which may move the others
+		a.sh.drop(&a.to.table, slots[i]) // may move the others
 	}
 }
 
@@ -278,7 +290,7 @@ func (a *apply) rule() error {
 	if r.Failed() || durability > Sync {
 		return ErrChunk
 	}
-	// An equal rule that the shard has already need not be parsed, nor memory taken for it.
+	// If the shard has an equal rule, use it: it need not be parsed, and takes no memory.
 	numbers := a.sh.specOf[specKey{string(scope), string(caller)}]
 	for _, n := range numbers[:min(variants, len(numbers))] {
 		sp := &a.sh.specs[n]
@@ -305,13 +317,13 @@ func (a *apply) rule() error {
 	return nil
 }
 
-// record reads the head of an itemKey: rule, hash and key.
+// record reads the beginning of an itemKey: rule, hash and key.
 func (a *apply) record() (rule kept, k Key, err error) {
 	r := &a.r
 	index := r.Uint(math.MaxInt32)
 	k.Hash = r.Fixed64()
 	key := r.bytes(maxKey)
-	k.Key = unsafe.String(unsafe.SliceData(key), len(key)) // valid while the chunk is; a record copies it
+	k.Key = unsafe.String(unsafe.SliceData(key), len(key)) // valid as long as the chunk; a record copies it
 	if r.Failed() || index >= uint64(len(a.rules)) {
 		return kept{}, k, ErrChunk
 	}
@@ -365,9 +377,9 @@ func (a *apply) key() error {
 	return nil
 }
 
-// holds takes in where the units of a record's reservations are. ids are in the order in which the reservations were
-// charged. Those that the chunk does not name have ended for the holder, and are removed: the copy counts their time
-// from when the message about them arrived.
+// holds replaces the holds of a record's reservations. ids has the reservations that are pending at the holder, in the
+// order of their charges. holds removes all others: they have ended at the holder, although their ttl may not have
+// ended here, because the copy counts it from the arrival of the chunk.
 func (a *apply) holds(r record, of stateID, ids []ReservationID, data []byte) error {
 	all := &a.to.extras.reservations
 	p := all.by[of]
@@ -385,7 +397,7 @@ func (a *apply) holds(r record, of stateID, ids []ReservationID, data []byte) er
 	var list []reservation
 	for _, id := range ids {
 		at := slices.IndexFunc(others, func(e reservation) bool { return e.id == id })
-		if at < 0 { // there was no room for it
+		if at < 0 { // reservation dropped it
 			holds = holds.Remove(len(list))
 			continue
 		}
@@ -398,7 +410,7 @@ func (a *apply) holds(r record, of stateID, ids []ReservationID, data []byte) er
 	return nil
 }
 
-// loans takes in the loans of a record. They replace those that the copy knows.
+// loans replaces the loans of a record.
 func (a *apply) loans(r record, data []byte) error {
 	if len(data) == 0 {
 		if r.has(lentFlag) {
@@ -417,7 +429,7 @@ func (a *apply) loans(r record, data []byte) error {
 	return nil
 }
 
-// state brings a record's state up to date with a chunk.
+// state makes the record if there is none, converts it to the chunk's rule, and applies the state's changes.
 func (a *apply) state(of kept, k Key, data []byte) (record, error) {
 	rule, t := of.rule, &a.to.table
 	slot, found := a.sh.find(t, k.Hash, rule.Scope, k.Key)
@@ -425,9 +437,9 @@ func (a *apply) state(of kept, k Key, data []byte) (record, error) {
 	if !found {
 		slot, err = a.sh.insert(t, k, rule, a.now, of.caller, false)
 	} else {
-		// A rule that is equal stays: a process that decides would change it back with its next check.
+		// Keep a rule that is equal: otherwise this process's next decision would change it back.
 		if old := a.sh.record(t.ref(slot)).spec.rule; old != rule && !same(old, rule) {
-			_, err = a.sh.adopt(a.to, slot, rule, a.now) // where the units of reservations are now comes with the state
+			_, err = a.sh.adopt(a.to, slot, rule, a.now) // the reservations lose their holds, which come with the state
 			if err == nil && !a.staged && old.Persist && !rule.Persist {
 				a.sh.unsave(a.part, a.sh.record(t.ref(slot)))
 			}
@@ -448,8 +460,8 @@ func (a *apply) state(of kept, k Key, data []byte) (record, error) {
 	return rec, nil
 }
 
-// noRoom drops a record that was inserted, so that its item can be taken in again when there is room. A record that was
-// there before may have been changed by a part of the item: then the copy is of no use any more.
+// noRoom drops a record that this item has made, so that the item can be applied again. If the record is older, a part
+// of the item may have changed it, so the copy is of no use.
 func (a *apply) noRoom(slot uint32, found bool) error {
 	if found {
 		return ErrCopyFull
@@ -458,7 +470,7 @@ func (a *apply) noRoom(slot uint32, found bool) error {
 	return errNoRoom
 }
 
-// owe notes what the copy's holder may have admitted ahead of it.
+// owe sets what the holder may have granted beyond the copy's state (escrow.go).
 func (sh *shard) owe(c *content, of stateID, o owing) {
 	slot, ok := sh.find(&c.table, o.hash, of.scope, of.key)
 	if !ok {
@@ -477,10 +489,11 @@ func (sh *shard) owe(c *content, of stateID, o owing) {
 	c.extras.owed[r.id()] = o
 }
 
-// reader reads the fields of items. After a failure it returns zeros.
+// reader reads the fields of items. After a failure it returns zeros, and Failed reports true.
 type reader struct{ varint.Reader[[]byte] }
 
-// identity reads the scope and key of a state. They are parts of the chunk: a caller that keeps them must copy them.
+// identity reads the scope and key of a state. They are parts of the chunk, so a caller that keeps them must clone
+// them.
 func (r *reader) identity() stateID {
 	scope, key := r.bytes(maxScope), r.bytes(maxKey)
 	return stateID{unsafe.String(unsafe.SliceData(scope), len(scope)), unsafe.String(unsafe.SliceData(key), len(key))}
@@ -501,5 +514,5 @@ func (r *reader) bool() bool {
 
 func (r *reader) int(most int64) int64 { return int64(r.Uint(uint64(most))) }
 
-// bytes reads up to most bytes after their number.
+// bytes reads a length and as many bytes, most at most.
 func (r *reader) bytes(most int) []byte { return slices.Clip(r.Text(uint64(most))) }
