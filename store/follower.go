@@ -8,42 +8,57 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// The holder of a partition keeps one follower for each process with a copy of it. One mechanism brings copies up to
-// date: a change makes something pending (note and the other note functions), Drain (chunk.go) takes what is pending,
-// and Attach makes everything pending. Versions count changes: a follower that has confirmed a version has every change
-// up to it.
+// This file tracks what the followers of a partition have not been sent yet. The path of one change:
+//
+//	note, note...  counts the change as a version of the partition, and makes it pending for each follower that must
+//	               be told of it: note for records, the other functions for reservations, answers, resets and losses
+//	Changed        tells the replication which partitions have pending changes
+//	Drain          takes pending changes as a chunk (chunk.go)
+//	Confirm        says up to which version the follower has everything. Answers wait for that (wait in gate.go)
+//
+// Attach adds a follower for which everything is pending; AttachCurrent adds a follower that has everything already.
+//
+// Words:
+//
+//	slot     which follower of the partition: ownership.Backup, Target (the receiver of a move) or Disk
+//	pending  not taken by Drain yet
+//	turn     the place of a pending record in the queue keys
+//	mark     the position of a state's log before its first pending change; see decide.go
+//	whole    of a record: the follower must be sent all of its state (wholeFlag)
+//	pass     what was pending at one instant; Drain sends one pass after another
+//	current  of a follower: it has had everything once (Caught), so answers may wait for its confirmation
 
-// slots is how many followers a partition's holder can have.
+// slots is how many followers a partition can have.
 const slots = int(ownership.Disk) + 1
 
-// follower is what a partition's holder knows of a process that has a copy of it.
+// follower has what is pending for one follower, and what it has confirmed.
 //
-// A pending record has pendingFlag and a turn in the queue keys. A turn names the record by its hash, because records
-// move in their table. Its mark says what the follower knows of the state. A turn is stale when its record was dropped
-// and made anew. That does no harm: a new record has wholeFlag, so Drain ignores the mark.
+// A pending record has pendingFlag, and a turn in the queue keys. The turn names the record by its hash, because
+// records move in their table. A turn is stale if its record was dropped and made anew. Its mark then does no harm: a
+// new record has wholeFlag, so Drain ignores the mark.
 //
-// Most changes touch the first cache line alone.
+// Most changes touch the first cache line only.
 type follower struct {
-	all     bool // it gets what is kept under a durability of None, too
-	disk    bool // it is the disk, and gets what is kept under a rule with Persist
+	all     bool // it is also told of records under a durability of None
+	disk    bool // it is the disk, which is told of records under a rule with Persist only
 	current bool
-	cold    bool // what is lost (see Store.Cold) is to be told
+	cold    bool // the partition's losses (Store.Cold) are pending
 	keys    fifo.Queue[turn]
 	// pass is what was pending at one instant. When Drain has taken all of it, the follower has been sent everything up
-	// to the version of that instant.
+	// to the version of that instant, which contained is then.
 	pass struct {
 		version uint64
-		answers uint64 // the turn of the first answer that is not of it
-		keys    int    // left of it
+		answers uint64 // the turn of the first answer after the pass
+		keys    int    // turns of the pass that are left
 	}
-	contained uint64
-	confirmed uint64
-	answers   uint64 // the follower knows all answers with a turn before this one, except refunds
-	refunds   uint64 // the same of refunds
+	contained uint64 // the follower has been sent everything up to this version
+	confirmed uint64 // the follower has everything up to this version
+	answers   uint64 // all answers with a turn before this one were sent, except refunds
+	refunds   uint64 // all refunds with a turn before this one were sent
 	events    fifo.Queue[event]
 }
 
-// event is what happened to a reservation: it was made, changed or ended. Without an id it is a reset of the state.
+// event says that a reservation was made, changed or ended. If it has no id, its state was reset.
 type event struct {
 	reservationKey
 	hash uint64
@@ -56,10 +71,10 @@ type turn struct{ hash, mark uint64 }
 
 const (
 	turnBytes = 16
-	keepTurns = 256 // for how many an empty queue keeps room
+	keepTurns = 256 // for how many turns an empty queue keeps memory
 )
 
-// push adds a turn. The memory of both queues is counted and never refused.
+// push adds a turn. The memory of both queues is counted, and is never refused.
 func (f *follower) push(t turn, b *shardBudget) {
 	before := f.keys.Cap()
 	f.keys.Push(t)
@@ -86,7 +101,7 @@ func (f *follower) popEvent(b *shardBudget) event {
 	return e
 }
 
-// knows reports whether changes of what is kept under the rule are told to the follower.
+// knows reports whether the follower is told of records under the rule.
 func (f *follower) knows(rule *Rule) bool {
 	if f.disk {
 		return rule.Persist
@@ -94,18 +109,18 @@ func (f *follower) knows(rule *Rule) bool {
 	return rule.Durability != None || f.all
 }
 
-// startPass starts a pass with all that is pending.
+// startPass starts a pass with everything that is pending.
 func (f *follower) startPass(a *extras) {
 	f.pass.version, f.pass.answers, f.pass.keys = a.version, a.answers.end, f.keys.Len()
 }
 
-// tells reports whether a follower may have to be told of changes under the rule. It reads no follower: under a
-// durability of None that would be most of what a decision waits for.
+// tells reports whether a follower may have to be told of changes under the rule. It reads no follower, because under a
+// durability of None that would take most of a decision's time.
 func (p *partition) tells(rule *Rule) bool {
 	return p.followed && (rule.Durability != None || p.wide) || p.saved && rule.Persist
 }
 
-// left is the number of pending items.
+// left returns the number of pending items.
 func (f *follower) left(a *extras) int {
 	n := f.keys.Len() + f.events.Len()
 	if a.answers.pending(min(f.answers, f.refunds)) {
@@ -129,7 +144,7 @@ func (p *partition) recount() {
 	}
 }
 
-// markOf returns the mark of a record's state, to be read before a change and given to note after it.
+// markOf returns the mark of a record's state. It is read before a change, and given to note after the change.
 func (p *partition) markOf(r record) uint64 {
 	if !p.tells(r.spec.rule) {
 		return 0
@@ -137,8 +152,8 @@ func (p *partition) markOf(r record) uint64 {
 	return r.spec.rule.Limits.Mark(r.state)
 }
 
-// note makes a record's change pending for all followers that know the record. mark is the state's Mark from before the
-// change, or 0 when the state has to be told as a whole. Where the record is pending already, mark is not used.
+// note makes a record's change pending for each follower that knows the record. mark is the result of markOf from
+// before the change, or 0 if the whole state must be sent. If the record is pending already, note does not use mark.
 func (sh *shard) note(part *partition, r record, mark uint64) {
 	if !part.followed && !part.saved {
 		return
@@ -149,7 +164,7 @@ func (sh *shard) note(part *partition, r record, mark uint64) {
 	}
 	for i, f := range part.role.followers {
 		if r.has(pendingFlag << i) {
-			continue // with the mark from before its first change; AppendSince sees whether that still helps
+			continue // its turn keeps the mark from before its first change
 		}
 		if f == nil || !f.knows(r.spec.rule) {
 			continue
@@ -174,7 +189,7 @@ func (p *partition) noteEvent(e event, b *shardBudget) {
 	p.eachFollower(func(f *follower) { f.pushEvent(e, b) })
 }
 
-// noteReservation makes it pending what happened to a reservation. The disk is told of those that persist.
+// noteReservation makes a change of a reservation pending. The disk is told of reservations that persist only.
 func (p *partition) noteReservation(k reservationKey, persist bool, b *shardBudget) {
 	p.eachFollower(func(f *follower) {
 		if persist || !f.disk {
@@ -183,12 +198,12 @@ func (p *partition) noteReservation(k reservationKey, persist bool, b *shardBudg
 	})
 }
 
-// noteCold makes it pending what is lost of the partition, see Cold and ColdStrict.
+// noteCold makes the losses of the partition pending (Cold, ColdStrict).
 func (p *partition) noteCold() {
 	p.eachFollower(func(f *follower) { f.cold = true })
 }
 
-// eachFollower calls do, which makes something pending, for each follower.
+// eachFollower counts a change, and calls do for each follower; do makes the change pending.
 func (p *partition) eachFollower(do func(*follower)) {
 	if !p.followed && !p.saved {
 		return
@@ -202,8 +217,8 @@ func (p *partition) eachFollower(do func(*follower)) {
 	p.recount()
 }
 
-// Attach gives the partition a follower that has nothing: everything is pending for it. With all false it does not get
-// what is kept under a durability of None.
+// Attach adds a follower for which everything is pending, because it has nothing yet. If all is false, it is not told
+// of records under a durability of None.
 func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
@@ -214,7 +229,7 @@ func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 	})
 }
 
-// noteContent makes all reservations and records pending as a whole for one follower.
+// noteContent makes all reservations and all whole records pending for one follower.
 func (sh *shard) noteContent(part *partition, slot ownership.Slot, f *follower) {
 	part.extras.reservations.each(func(k reservationKey, persist bool) {
 		if persist || !f.disk {
@@ -224,7 +239,7 @@ func (sh *shard) noteContent(part *partition, slot ownership.Slot, f *follower) 
 	sh.noteAll(part, slot, func(r record) bool { return f.knows(r.spec.rule) })
 }
 
-// AttachCurrent gives it one that has exactly this content already.
+// AttachCurrent adds a follower that has exactly the partition's content already.
 func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
@@ -233,7 +248,7 @@ func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 	})
 }
 
-// tellReservations notes whether a follower has the states with the units of the reservations in them.
+// tellReservations notes whether a follower has the states that contain the reservations' units.
 func (p *partition) tellReservations(slot ownership.Slot, told bool) {
 	for _, reserved := range p.extras.reservations.by {
 		for i := range reserved.list {
@@ -242,7 +257,7 @@ func (p *partition) tellReservations(slot ownership.Slot, told bool) {
 	}
 }
 
-// attach makes a follower for which nothing is pending.
+// attach adds a follower for which nothing is pending.
 func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *follower {
 	sh.detach(part, slot)
 	r := part.ensureRole()
@@ -259,11 +274,11 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 	return f
 }
 
-// noteAll makes each record for which wanted is true pending as a whole for one follower.
+// noteAll makes each record that is wanted pending as a whole for one follower.
 func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(record) bool) {
 	f, t := part.role.followers[slot], &part.table
 	before := f.keys.Cap()
-	f.keys.Grow(t.count) // once: to add turn after turn would copy it again and again
+	f.keys.Grow(t.count) // at once, so that push need not copy the queue again and again
 	sh.budget.count((f.keys.Cap() - before) * turnBytes)
 	sh.eachRecord(t, func(r record) {
 		if !wanted(r) {
@@ -279,8 +294,7 @@ func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(recor
 	part.recount()
 }
 
-// Widen makes pending what is kept under a durability of None, for a follower that was attached without it, and sends
-// it from then on.
+// Widen sets all of a follower that was attached without it, and makes the records under a durability of None pending.
 func (s *Store) Widen(p int, slot ownership.Slot) {
 	s.with(p, func(sh *shard, part *partition) {
 		if f := part.follower(slot); f != nil && !f.all {
@@ -291,7 +305,8 @@ func (s *Store) Widen(p int, slot ownership.Slot) {
 	})
 }
 
-// Caught marks the follower as current: from now on the answers of durable rules wait for it.
+// Caught marks the follower as current: it has had everything once, so answers may wait for its confirmation (gate.go,
+// saved.go).
 func (s *Store) Caught(p int, slot ownership.Slot) {
 	s.with(p, func(_ *shard, part *partition) {
 		if f := part.follower(slot); f != nil {
@@ -300,7 +315,7 @@ func (s *Store) Caught(p int, slot ownership.Slot) {
 	})
 }
 
-// Detach takes the follower away.
+// Detach removes the follower.
 func (s *Store) Detach(p int, slot ownership.Slot) {
 	s.with(p, func(sh *shard, part *partition) { sh.detach(part, slot) })
 }
@@ -338,13 +353,14 @@ func (p *partition) follower(slot ownership.Slot) *follower {
 	return p.role.followers[slot]
 }
 
-// Pending is the number of keys and other items with changes that Drain has not taken for a follower.
+// Pending returns the number of items that are pending for a follower.
 func (s *Store) Pending(p int, slot ownership.Slot) int {
 	_, part := s.at(p)
 	return int(part.pending[slot].Load())
 }
 
-// setPending publishes how much is pending for a follower.
+// setPending publishes the number of items that are pending for a follower. If it was 0, setPending marks the partition
+// for Changed.
 func (p *partition) setPending(slot ownership.Slot, n int32) {
 	if p.pending[slot].Swap(n) > 0 || n == 0 {
 		return
@@ -355,7 +371,7 @@ func (p *partition) setPending(slot ownership.Slot, n int32) {
 }
 
 // Changed calls do with every partition for which Pending has become positive since the last call of Changed. It takes
-// no lock. Two calls must not overlap.
+// no lock. Calls of Changed must not overlap.
 func (s *Store) Changed(do func(p int)) {
 	for i := range s.changed {
 		if s.changed[i].Load() == 0 {
@@ -367,7 +383,7 @@ func (s *Store) Changed(do func(p int)) {
 	}
 }
 
-// Confirm says that the follower has everything up to a version that Drain has named.
+// Confirm notes that the follower has everything up to a version that Drain has returned.
 func (s *Store) Confirm(p int, slot ownership.Slot, version uint64) {
 	s.with(p, func(_ *shard, part *partition) {
 		if f := part.follower(slot); f != nil {
@@ -379,21 +395,22 @@ func (s *Store) Confirm(p int, slot ownership.Slot, version uint64) {
 	})
 }
 
-// Awaited reports whether an answer or an allowance waits for what followers have confirmed. While none does, Confirm
-// may be left out: the next call says more. It takes no lock, and is for the goroutine that attaches followers.
+// Awaited reports whether an answer or an allowance (escrow.go) waits for a confirmation. If not, Confirm need not be
+// called: a later call covers it. Awaited takes no lock. It is for the goroutine that attaches followers.
 func (s *Store) Awaited(p int) bool {
 	_, part := s.at(p)
 	return part.role != nil && part.role.awaited.Load()
 }
 
-// await notes that an answer or an allowance waits for what followers have confirmed.
+// await notes that an answer or an allowance waits for a confirmation.
 func (p *partition) await() {
 	if !p.role.awaited.Load() {
 		p.role.awaited.Store(true)
 	}
 }
 
-// expireAll ends what has expired in a partition: answers, reservations, loans and allowances.
+// expireAll ends the answers, reservations and loans of a partition that have expired, and gives back unused
+// allowances.
 func (sh *shard) expireAll(part *partition, now algo.Instant) {
 	if a := part.extras; a != nil {
 		a.answers.expire(now.Mono, &sh.budget)
