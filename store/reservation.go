@@ -10,22 +10,31 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A pending reservation is an entry of its state's list, in the order of charges, with an algo.Hold that knows where
-// its units are. Each extension is an entry of its own. What changes a state by other means than a charge calls
-// content.lose: the reservations on it then give nothing back. Settle ends them (settle.go), or the end of their ttl.
+// This file keeps the pending reservations of a partition, and ends those whose ttl is over. The path of a reservation:
 //
-// Bounds: MaxReservations of the whole store, of which the last eighth is for callers with less than a fair part, and
-// MaxKeyReservations of a key.
+//	beforeReservation      returns an error if the bounds allow no more reservations
+//	afterReservation       adds it to its state's list, with an algo.Hold, which knows where its units are
+//	extend                 adds an extension, which is a reservation of its own (settle.go)
+//	Settle                 ends it and its extensions by commit or cancel (settle.go)
+//	expireReservationsOf   ends it after its ttl. Its units stay charged, or are given back if it has release
+//
+// A reservation whose hold was lost (lose) gives nothing back.
+//
+// Bounds: MaxReservations of the whole store, whose last eighth is for callers with less than a fair part (share.go),
+// and MaxKeyReservations of a key.
+//
+// Other files must keep: lower is called before each operation that may charge a state, and lose before each other
+// change of a state.
 
-// ReservationID names a reservation of a state. Its first extensionAt bytes are random, because a caller that can guess
-// them can end the reservation. The other bytes number the extensions: each one with units is kept as a reservation of
-// its own. They are zero in the id that callers have. The zero value is none.
+// ReservationID identifies a reservation of a state. Its first extensionAt bytes are random, because a caller that can
+// guess them can end the reservation. The other bytes are the number of the extension, which is 0 in the id that
+// callers have: each extension with units is a reservation of its own. The zero value is none.
 type ReservationID [16]byte
 
 // extensionAt is the offset of an extension's number in a ReservationID.
 const extensionAt = 12
 
-// Whole returns the id that callers have of an extension's reservation.
+// Whole returns the id of the reservation to which an extension belongs.
 func (id ReservationID) Whole() ReservationID { return id.numbered(0) }
 
 func (id ReservationID) numbered(extension uint32) ReservationID {
@@ -35,7 +44,7 @@ func (id ReservationID) numbered(extension uint32) ReservationID {
 
 func (id ReservationID) extension() uint32 { return binary.BigEndian.Uint32(id[extensionAt:]) }
 
-// reservationBytes is how many bytes a pending reservation counts as, besides the texts of its state.
+// reservationBytes is how many bytes a pending reservation is counted as, besides the texts of its state.
 const reservationBytes = 256
 
 // reservationKey is a reservation's id and its state.
@@ -50,14 +59,14 @@ type reservation struct {
 	units int64
 	until int64 // Mono instant of the end of its ttl
 	once  bool  // the answer to its commit or cancel is not remembered
-	// release says that its units are given back at the end of its ttl. Otherwise they stay charged.
+	// release says that the holder gives the units back at the end of the ttl. Otherwise they stay charged.
 	release bool
-	persist bool        // it was made under a rule with Persist
+	persist bool        // its rule has Persist
 	caller  *account    // of the caller that made it
-	told    [slots]bool // the follower of the slot has been told of the state since the charge
+	told    [slots]bool // the follower in the slot was sent the state after the charge
 }
 
-// reservations are the pending reservations of one partition. The zero value is empty and ready for use.
+// reservations has the pending reservations of one partition. The zero value is empty and ready for use.
 type reservations struct {
 	by    map[stateID]*pending
 	count int
@@ -65,7 +74,7 @@ type reservations struct {
 	first int64
 }
 
-// pending are the reservations of one state, in the order in which they were charged.
+// pending has the reservations of one state, in the order of their charges.
 type pending struct {
 	of    stateID
 	hash  uint64
@@ -73,8 +82,8 @@ type pending struct {
 	holds algo.Holds // one for each reservation of the list
 }
 
-// get returns the reservations of a state and the index of the one that has the id, or -1. ok says that it is pending
-// at now.
+// get returns the reservations of a state, and the index of the reservation with the id, or -1. ok reports whether its
+// ttl has not ended at now.
 func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok bool) {
 	if p = r.by[k.of]; p == nil {
 		return nil, -1, false
@@ -98,7 +107,7 @@ func (r *reservations) charges(k reservationKey, now int64) (p *pending, charges
 	return p, charges
 }
 
-// of returns the reservations of a state, made if need be. It keeps a copy of the key's text.
+// of returns the reservations of a state, and makes them if there are none. It keeps a copy of the key's text.
 func (r *reservations) of(of stateID, hash uint64) *pending {
 	if p := r.by[of]; p != nil {
 		return p
@@ -112,7 +121,7 @@ func (r *reservations) of(of stateID, hash uint64) *pending {
 	return p
 }
 
-// put adds the newest reservation of a state. beforeReservation has made sure that there may be one more.
+// put adds the newest reservation of a state. It does not check the bounds, which beforeReservation has done.
 func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold,
 	b *shardBudget) *pending {
 	if p, i, _ := r.get(reservationKey{of, e.id}, 0); i >= 0 {
@@ -128,7 +137,7 @@ func (r *reservations) put(of stateID, hash uint64, e reservation, caller string
 	return p
 }
 
-// lower must be called before each operation that may charge a state, see algo.Limits.Lower.
+// lower lowers the holds of a state before an operation that may charge it, see algo.Limits.Lower.
 func (c *content) lower(limits algo.Limits, state algo.State, of stateID, now algo.Instant) {
 	if c.extras == nil || c.extras.reservations.count == 0 {
 		return
@@ -138,7 +147,7 @@ func (c *content) lower(limits algo.Limits, state algo.State, of stateID, now al
 	}
 }
 
-// lose makes the reservations of a record give nothing back, because its state is dropped, filled, converted or merged.
+// lose has the reservations of a record give nothing back, because its state is dropped, filled, converted or merged.
 func (c *content) lose(r record) {
 	if c.extras == nil || c.extras.reservations.count == 0 {
 		return
@@ -148,7 +157,7 @@ func (c *content) lose(r record) {
 	}
 }
 
-// remove forgets the i-th reservation of a state. Its units stay charged.
+// remove drops the i-th reservation of a state. Its units stay charged.
 func (r *reservations) remove(p *pending, i int, b *shardBudget) {
 	b.giveReservation(p.list[i].caller, reservationBytes+p.of.size())
 	p.list = slices.Delete(p.list, i, i+1)
@@ -175,7 +184,8 @@ func (sh *shard) expireReservations(part *partition, now algo.Instant) {
 	r.first = first
 }
 
-// expireReservationsOn ends the reservations on one key whose ttl is over. It must come before a decision on the key.
+// expireReservationsOn ends the reservations on one key whose ttl is over. It is called before each decision on the
+// key.
 func (sh *shard) expireReservationsOn(part *partition, k *Key, rule *Rule, now algo.Instant) {
 	a := part.extras
 	if a == nil || a.reservations.count == 0 || now.Mono < a.reservations.first {
@@ -186,9 +196,9 @@ func (sh *shard) expireReservationsOn(part *partition, k *Key, rule *Rule, now a
 	}
 }
 
-// expireReservationsOf ends the reservations of one state whose ttl is over, and returns when the next of them expires.
-// The holder gives back the units of those with release, and tells the copies, as when they are cancelled. A copy keeps
-// those with release until it is told, so that it gives their units back if it takes over.
+// expireReservationsOf ends the reservations of one state whose ttl is over, and returns when the next one expires. If
+// a reservation has release, the holder gives its units back and tells the followers, as after a cancel. A copy keeps a
+// reservation with release until the holder says that it has ended, so that it gives the units back if it takes over.
 func (sh *shard) expireReservationsOf(part *partition, p *pending, now algo.Instant) (next int64) {
 	all := &part.extras.reservations
 	next = math.MaxInt64
@@ -251,8 +261,8 @@ func (r *reservations) free(b *shardBudget) {
 	}
 }
 
-// beforeReservation returns an error if there is no room for one more reservation of the key. The bound of the key does
-// not hold for reservations of atomic checks (ReserveOnce), which their coordinator ends.
+// beforeReservation returns an error if a bound allows no more reservations. The key's bound does not apply to the
+// reservations of atomic checks (ReserveOnce), because the node that was asked soon ends them.
 func (sh *shard) beforeReservation(p *plan, call *Call) error {
 	part, k, rule, now := p.part, p.k, p.rule, p.now
 	if call.Cost <= 0 {
@@ -283,12 +293,12 @@ func (sh *shard) beforeReservation(p *plan, call *Call) error {
 	return err
 }
 
-// inFlight reports whether some reservations belong to atomic checks, which may still be refused.
+// inFlight reports whether a pending reservation belongs to an atomic check, which may still be cancelled.
 func (p *pending) inFlight(now int64) bool {
 	return slices.ContainsFunc(p.list, func(e reservation) bool { return e.once && now < e.until })
 }
 
-// awaits reports whether reservations on the key are pending.
+// awaits reports whether the key has pending reservations.
 func (p *partition) awaits(of stateID, now int64) bool {
 	if p.extras == nil || p.extras.reservations.count == 0 {
 		return false
@@ -297,13 +307,13 @@ func (p *partition) awaits(of stateID, now int64) bool {
 	return reserved != nil && slices.ContainsFunc(reserved.list, func(e reservation) bool { return now < e.until })
 }
 
-// afterReservation keeps a charge as a reservation.
+// afterReservation makes a reservation of what was charged.
 func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
 	d := &answer.Decision
 	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce, persist: p.rule.Persist}
 	e.release = p.rule.ReleaseExpired && !call.ReserveOnce
 	e.until = p.now.Mono + int64(max(call.ReserveFor, 0))
-	// A charge without room may have charged each limit another number of units.
+	// A charge with Always beyond the limits may have charged each limit another number of units.
 	exact := d.Allowed || !call.Always || len(p.rule.Limits) == 1
 	hold := p.rule.Limits.NewHold(p.r.state, exact)
 	reserved := p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, call.Caller, hold, &sh.budget)
