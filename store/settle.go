@@ -8,12 +8,19 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A reservation ends by Settle: Keep of its units stay charged, the rest is given back. Extensions are reservations
-// with an id of their own (ReservationID); Settle ends them together with the first charge, and gives back the units of
-// the newest first. What is kept beyond the reserved units is charged first, because that charge may fail and the end
-// cannot.
+// This file extends and ends reservations (reservation.go). The path of Settle:
+//
+//  1. It finds the reservation and its extensions, which are reservations whose ids differ in the number only. If there
+//     is none, settledBefore repeats the answer of an earlier Settle.
+//  2. If Keep is above the sum of their units, chargeExcess charges the difference. This comes first, because the
+//     charge may fail and the end cannot.
+//  3. It gives back the units above Keep, those of the newest extension first.
+//  4. It drops the reservations, tells the followers, and remembers the answer under the reservation's id.
+//
+// extend is called by before (decide.go) in place of a decision. It has decide charge the added units as a reservation
+// with the next number, and then sets the ttl of all.
 
-// extend answers a call that adds to a pending reservation.
+// extend answers a call that adds units, time or both to a pending reservation.
 func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 	part, now := p.part, p.now
 	if part.extras == nil {
@@ -65,39 +72,38 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 	return nil
 }
 
-// Settlement says how a reservation is to end.
+// Settlement says how a reservation ends.
 type Settlement struct {
 	ID   ReservationID
 	Keep int64 // units that stay charged
-	// Exact refuses to keep more than what was reserved. Without it that is charged whether or not there is room for
-	// it.
+	// Exact refuses a Keep above what was reserved. Otherwise the excess is charged even if too few units are left.
 	Exact bool
-	// Bounded refuses to charge more beyond what was reserved than the largest of the limits, and brings the key no
-	// further than that beyond a limit.
+	// Bounded refuses an excess above the largest of the limits, and brings the key no further than that beyond a
+	// limit.
 	Bounded bool
 	Whole   bool   // as in Call: of the charge of an excess
 	Boot    int64  // as in Call, like Caller
 	Caller  string // empty: not known
 }
 
-// Settled is what came of a Settlement.
+// Settled is the answer to a Settlement.
 type Settled struct {
-	// Known is unset when there is no such reservation (it has ended or expired): nothing has changed.
+	// Known is false if there is no such reservation (it has ended or expired): nothing was changed.
 	Known    bool
 	Returned int64 // units that were given back
 	Excess   int64 // units that were charged beyond what was reserved
-	Over     bool  // there was no room for all of the excess
-	OnLoan   int64 // as in Answer: nothing was done
-	// Of the charge of an excess, as in Answer.
+	Over     bool  // the excess exceeds the units that were left
+	OnLoan   int64 // as in Answer; if it is above 0, nothing was changed
+	// As in Answer; Degraded and Until are those of the charge of an excess.
 	Ticket   uint64
 	Degraded bool
 	Until    int64
 }
 
-// Settle ends a reservation: of what it charged, and what was added to it, some units stay and the rest is given back,
-// what was added last first. Of one that was ended by keeping the same number of units it returns the first answer
-// again, for as long as a request id is remembered. The error is ErrReserved, and nothing changes, when Keep is more
-// than what it charged and the Settlement is Exact; ErrExcess when it is Bounded and that is too much more.
+// Settle ends a reservation and its extensions: Keep of their units stay charged, and the rest is given back, the
+// newest first. If the reservation was settled with the same Keep before, Settle returns the first answer again, for as
+// long as a request id is remembered. After an error nothing has changed. The error is ErrReserved if Keep is above
+// what was reserved and the Settlement is Exact, and ErrExcess if the excess is above what Bounded allows.
 func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out Settled, err error) {
 	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) (err error) {
 		if part.extras != nil {
@@ -154,14 +160,15 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant,
 		sh.rememberAnswer(part, of, answerSettled, string(how.ID[:]), caller, rule, now,
 			answered{cost: how.Keep, granted: out.Returned, excess: out.Excess, over: out.Over})
 	}
-	// A copy that takes over without knowing of the commit would give back what is kept.
+	// Otherwise a backup that claims the partition without knowing of the commit would give back the units that are
+	// kept.
 	if (out.Excess > 0 || release && how.Keep > 0) && rule.Durability >= Escrow {
 		out.Ticket = sh.wait(part, k.Partition, rule)
 	}
 	return out, nil
 }
 
-// settledBefore is what came of a Settlement of a reservation that is not pending.
+// settledBefore returns the remembered answer to a Settlement of a reservation that is not pending.
 func (sh *shard) settledBefore(part *partition, k Key, rule *Rule, now algo.Instant, how *Settlement) (out Settled) {
 	key := answerKey{stateID{rule.Scope, k.Key}, string(how.ID[:]), answerSettled}
 	m, ended := part.extras.answers.get(key, now.Mono)
@@ -175,7 +182,8 @@ func (sh *shard) settledBefore(part *partition, k Key, rule *Rule, now algo.Inst
 	return out
 }
 
-// chargeExcess charges units beyond those of a reservation. It charges nothing where loans are to be recalled before.
+// chargeExcess charges units above those of a reservation. If loans must be recalled first, it sets out.OnLoan and
+// charges nothing.
 func (sh *shard) chargeExcess(part *partition, k Key, rule *Rule, now algo.Instant, how *Settlement, units int64,
 	out *Settled) error {
 	most := rule.Limits.Highest()
@@ -193,7 +201,7 @@ func (sh *shard) chargeExcess(part *partition, k Key, rule *Rule, now algo.Insta
 	return err
 }
 
-// toldOf reports whether a follower has been told of a record with a reservation's units in it.
+// toldOf reports whether a follower was sent a record with a reservation's units in it.
 func (p *partition) toldOf(r record, e *reservation) bool {
 	if p.role == nil {
 		return false
