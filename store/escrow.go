@@ -8,41 +8,49 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// Escrow lets the holder answer before its backup has confirmed, because it has told the backup before to take so many
-// units more for spent than the state shows. A holder that takes over charges them. Every message about a key carries
-// the state and that allowance, two chunks; what has been granted since any message that the backup may have as its
-// last one must not be more than that message allowed. So the holder keeps for each key that is in use up to which of
-// its grants each such message covers: of the last confirmed one and of all that were sent after it.
+// This file has the allowances of escrow: under a durability of Escrow the holder may answer before its backup has
+// confirmed the charge. Before that, it has told the backup to count so many units more as spent than the state shows:
+// the allowance. A backup that claims the partition charges the allowance. The path of one:
 //
-// Changes go out with every drain, like all others. Once half of an allowance is used up the drain is asked for at
-// once, so that in the ordinary case no answer waits. What a key has not used for a while is given back: the key
-// becomes pending, and its message allows nothing. That is looked for by Drain and by Sweep.
+//	advance     counts a grant on a key. If the allowance covers the grant, the answer need not wait
+//	allow       gives the allowance of a key that Drain sends: two steps (chunkOf), or 0 if the key is not in use
+//	told        notes in covers up to which grant the message with this state and allowance covers the key
+//	giveBack    makes a key pending that had no grant for quietAfter, so that its next message allows 0. Drain and the
+//	            sweep call it
+//	endAdvance  ends the allowance of a record that is gone
+//
+// The backup may have any of several messages as its last one: the last that it has confirmed, and each that was sent
+// after it. A grant is covered only if all of these cover it.
+//
+// Changes are sent with each drain. When half of an allowance is used up, advance asks for a drain at once (urge), so
+// that usually no answer waits.
 //
 // Under a rule with Persist there are no allowances: each answer waits for the disk, which takes longer than the
 // backup.
 
-// quietAfter is how long after its last grant a key's allowance is given back.
+// quietAfter is how long after its last grant giveBack gives a key's allowance back.
 const quietAfter = time.Second
 
-// advanceBytes is what one is taken to cost when bytes are counted.
+// advanceBytes is how many bytes an advance is counted as, besides the texts of its state.
 const advanceBytes = 192
 
-// owing is what a copy's holder may have granted beyond the copy.
+// owing has the units that holders may have granted beyond a copy's state.
 type owing struct {
 	hash      uint64 // of the state
-	advanced  int64  // by that holder
-	inherited int64  // by one before, not charged yet
+	advanced  int64  // by the holder that the copy follows
+	inherited int64  // by an earlier holder, and not charged yet
 }
 
 func (o *owing) none() bool { return o.advanced == 0 && o.inherited == 0 }
 
-// advance is what the backup has been told to take for spent on one key.
+// advance has what was granted on one key, and what the messages to the backup cover of it.
 type advance struct {
 	hash    uint64
-	granted int64 // ever, since this was made
+	granted int64 // units, since the advance was made
 	last    int64 // Mono instant of the last grant
-	// What messages cover, the oldest first: that of the last confirmed one, and of those after it. Where they do not
-	// fit the last two are taken for one that covers what both do.
+	// covers has, for each message that the backup may have as its last, up to which grant it covers the key: for the
+	// last confirmed message, and for those after it, the oldest first. If there are too many, the last two share an
+	// entry, which has the smaller number of grants and the later version.
 	covers [3]struct {
 		version uint64
 		granted int64
@@ -50,10 +58,10 @@ type advance struct {
 	n int
 }
 
-// advances are those of one partition.
+// advances has the advances of one partition.
 type advances struct {
 	by     map[stateID]*advance
-	looked int64 // Mono instant at which idle ones were looked for
+	looked int64 // Mono instant at which giveBack last looked for idle keys
 }
 
 func (a *advances) free(b *shardBudget) {
@@ -63,7 +71,7 @@ func (a *advances) free(b *shardBudget) {
 	*a = advances{}
 }
 
-// settle forgets the messages that a later confirmed one has replaced.
+// settle drops the messages before the last one that is confirmed.
 func (a *advance) settle(confirmed uint64) {
 	for a.n > 1 && a.covers[1].version <= confirmed {
 		copy(a.covers[:], a.covers[1:a.n])
@@ -71,7 +79,7 @@ func (a *advance) settle(confirmed uint64) {
 	}
 }
 
-// covered is the number of grants, of all, that every message covers that the backup may have as its last.
+// covered returns up to which grant every message covers the key that the backup may have as its last.
 func (a *advance) covered() int64 {
 	least := a.covers[0].granted
 	for _, c := range a.covers[1:a.n] {
@@ -80,7 +88,7 @@ func (a *advance) covered() int64 {
 	return least
 }
 
-// told notes a message that allows so many more.
+// told notes a message that allows allowed units beyond those granted so far.
 func (a *advance) told(version uint64, allowed int64) {
 	granted := a.granted + allowed
 	if a.n == len(a.covers) {
@@ -91,7 +99,8 @@ func (a *advance) told(version uint64, allowed int64) {
 	a.n++
 }
 
-// chunkOf is the number of units by which allowances are told: a twentieth of the smallest limit.
+// chunkOf returns the step of allowances in units: a twentieth of the smallest limit, and at least 1. It has nothing to
+// do with the chunks of chunk.go.
 func chunkOf(limits algo.Limits) int64 {
 	least := algo.MaxLimit
 	for i := range limits {
@@ -105,7 +114,7 @@ func chunkOf(limits algo.Limits) int64 {
 	return max(1, least/20)
 }
 
-// advance counts a grant and returns the ticket that its answer needs.
+// advance counts a grant on a key, and returns the ticket of its answer; 0: the answer need not wait.
 func (sh *shard) advance(part *partition, k Key, rule *Rule, now algo.Instant, units int64) (ticket uint64) {
 	all := &part.role.advances
 	of := stateID{rule.Scope, k.Key}
@@ -115,7 +124,7 @@ func (sh *shard) advance(part *partition, k Key, rule *Rule, now algo.Instant, u
 			all.by = make(map[stateID]*advance)
 		}
 		part.await()
-		// Nothing is covered: what the backup has confirmed so far allowed nothing.
+		// Nothing is covered, because what the backup has confirmed so far has allowed nothing.
 		a = &advance{hash: k.Hash, n: 1}
 		of.key = strings.Clone(of.key)
 		all.by[of] = a
@@ -133,7 +142,7 @@ func (sh *shard) advance(part *partition, k Key, rule *Rule, now algo.Instant, u
 	return 0
 }
 
-// allow is the allowance that a message about a key carries.
+// allow returns the allowance that a message about a key carries, and notes the message.
 func (part *partition) allow(r record, now algo.Instant) int64 {
 	f := part.backup()
 	if f == nil {
@@ -152,7 +161,8 @@ func (part *partition) allow(r record, now algo.Instant) int64 {
 	return allowed
 }
 
-// giveBack makes keys pending whose allowance has not been used for a while, and forgets those that have none left.
+// giveBack makes the keys pending that had no grant for quietAfter, so that their next message allows 0. It drops the
+// advances whose last confirmed message allows nothing more.
 func (sh *shard) giveBack(part *partition, now algo.Instant) {
 	f := part.backup()
 	if f == nil || len(part.role.advances.by) == 0 || now.Mono-part.role.advances.looked < int64(quietAfter)/4 {
@@ -160,7 +170,7 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 	}
 	all := &part.role.advances
 	all.looked = now.Mono
-	var quiet []stateID // few of them: to sort all takes longer than everything else that a grant costs
+	var quiet []stateID // only these are sorted, because sorting all keys would take longer than the grants themselves
 	for of, a := range all.by {
 		if now.Mono-a.last >= int64(quietAfter) {
 			quiet = append(quiet, of)
@@ -175,7 +185,7 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 			delete(all.by, of)
 			sh.budget.Give(advanceBytes + of.size())
 		case a.covers[a.n-1].granted <= a.granted:
-			// Given back already, or never more than asked for; the confirmation is on its way.
+			// The last message allows nothing more; its confirmation has not come yet.
 		default:
 			if slot, ok := sh.find(&part.table, a.hash, of.scope, of.key); ok {
 				r := sh.record(part.ref(slot))
@@ -185,8 +195,8 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 	}
 }
 
-// endAdvance ends the allowance of a state that is gone: the copy forgets it when it is told that the record is. A new
-// record begins with none, so that its first answer waits.
+// endAdvance ends the allowance of a state that is gone: it makes the hash pending, so that the backup is told that the
+// record is gone. A new record begins without an allowance, so that its first answer waits.
 func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 	if part.role == nil || part.role.advances.by[of] == nil {
 		return
@@ -200,9 +210,8 @@ func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 	}
 }
 
-// afterGuard gives the answer to a grant the ticket that it needs. An allowance stands for units only: a request id or
-// a reservation that the caller has been told of must be in the copy. The reservation of an atomic check is not told to
-// the caller.
+// afterGuard gives the answer to a grant its ticket. An allowance covers units only. So the backup must have confirmed
+// a request id, and a reservation, unless that is of an atomic check, whose caller is not told of it.
 func (sh *shard) afterGuard(p *plan, call *Call, answer *Answer) {
 	if p.rule.Durability < Escrow || answer.Degraded && !p.rule.Persist {
 		return
