@@ -2,29 +2,40 @@ package store
 
 import "github.com/weirlimit/weir/cluster/ownership"
 
-// Open lets calls on the partition be decided.
+// This file decides whether a call on a partition may be decided now, and what its answer waits for:
+//
+//	gate   part.open: Open sets it, Shut clears it, and each call reads it under the shard's lock
+//	guard  refuses a call under a strict rule unless there is a grant (Lease), and a current backup or Unguarded. It
+//	       marks the answer as Degraded if the backup or the disk that the rule asks for is missing
+//	wait   returns the ticket of an answer that the backup or the disk must confirm; 0 if there is nothing to confirm
+//
+// Versions count the changes of a partition, and a ticket is a version. This process must not use a version twice,
+// although the content may come from a process that has counted less far. So raise and keepFloor note in role.floor
+// which versions were used.
+
+// Open has calls on the partition decided from now on.
 func (s *Store) Open(p int) {
 	s.with(p, func(_ *shard, part *partition) {
 		part.raise()
-		// Changes without a follower are not counted one by one: opening makes one version for them, which no follower
-		// was told. A content that is shut counts none at all, because its holder, another process, goes on counting
-		// for it.
+		// Changes are not counted while there is no follower. Opening counts one version for all of them, which no
+		// follower was told. A content that is shut counts nothing here, because its holder, which is another process,
+		// counts its changes.
 		part.extras.bump()
 		part.open = true
 	})
 }
 
-// Shut ends that: no call is in progress any more when it returns, and the next ones get ErrShut.
+// Shut has calls on the partition refused with ErrShut. When it returns, no call is in progress any more.
 func (s *Store) Shut(p int) {
 	s.with(p, func(_ *shard, part *partition) { part.open = false })
 }
 
-// Lease lets strict rules be decided until the given instant of the boot clock, and not at all from then on.
+// Lease is the grant to decide: strict rules are decided until an instant of the boot clock, and not from then on.
 func (s *Store) Lease(p int, until int64) {
 	s.with(p, func(_ *shard, part *partition) { part.ensureRole().granted = until })
 }
 
-// Unguarded says whether strict rules may be decided while no backup is current.
+// Unguarded sets whether strict rules may be decided while no backup is current.
 func (s *Store) Unguarded(p int, may bool) {
 	s.with(p, func(_ *shard, part *partition) { part.ensureRole().unguarded = may })
 }
@@ -48,21 +59,21 @@ func (s *Store) ifOpen(p int, f func(*shard, *partition) error) error {
 	return f(sh, part)
 }
 
-// locked calls f under the lock.
+// locked calls f under the shard's lock.
 func (sh *shard) locked(f func()) {
 	sh.mu.Lock()
 	defer sh.unlock()
 	f()
 }
 
-// unlock ends what a lock began, by defer also after a panic, so that other calls on the shard go on. A call that
-// panicked may have changed its own key by half.
+// unlock unlocks the shard. It is deferred, so that other calls on the shard go on after a panic. A call that panicked
+// may have left its own key's state half changed.
 func (sh *shard) unlock() {
 	sh.budget.taker = 0
 	sh.mu.Unlock()
 }
 
-// Version is at least every ticket that has been given for an answer of the partition, and never falls.
+// Version returns a version that is not below any ticket which the partition has given. It never falls.
 func (s *Store) Version(p int) (v uint64) {
 	s.with(p, func(_ *shard, part *partition) {
 		if part.role != nil {
@@ -75,7 +86,8 @@ func (s *Store) Version(p int) (v uint64) {
 	return v
 }
 
-// raise sees to it that no version is given out twice: the content may have come from a process that counted less far.
+// raise raises the content's version to the highest version of this process, because the content may have come from a
+// process that counted less far.
 func (p *partition) raise() {
 	if p.role == nil {
 		return
@@ -85,14 +97,14 @@ func (p *partition) raise() {
 	p.role.floor = a.version
 }
 
-// keepFloor has the content's version count as given out.
+// keepFloor notes the content's version as used in this process.
 func (p *partition) keepFloor() {
 	if p.role != nil && p.extras != nil {
 		p.role.floor = max(p.role.floor, p.extras.version)
 	}
 }
 
-// backup is the follower that answers wait for, nil while it is not current.
+// backup returns the backup, or nil if it is not current.
 func (p *partition) backup() *follower {
 	if p.role == nil {
 		return nil
@@ -103,7 +115,8 @@ func (p *partition) backup() *follower {
 	return nil
 }
 
-// guard says whether a call under the rule may be decided now, and fills in what is known of its answer before.
+// guard returns an error if a call under the rule must not be decided now. Otherwise it sets the answer's Until and
+// Degraded.
 func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 	if !p.open {
 		return ErrShut
@@ -122,9 +135,9 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 	return nil
 }
 
-// wait makes an answer wait for what has been charged so far, if there is a current backup, and under a rule with
-// Persist for the disk. The call need not have changed anything itself. It returns 0 when they have confirmed
-// everything.
+// wait returns the ticket with which an answer waits for everything that was charged so far, by this call or earlier
+// ones: until the current backup has confirmed it, and under a rule with Persist the disk. It returns 0 if there is no
+// current backup, or nothing is left to be confirmed.
 func (sh *shard) wait(part *partition, p int, rule *Rule) uint64 {
 	if rule.Persist && part.saved {
 		return sh.waitSaved(part, p)
