@@ -6,11 +6,17 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A ban is a word of the record, behind the state: the Mono instant at which it ends. Records of rules without a Ban
-// have no such word. bannedFlag says that the word counts. Algorithms know nothing of bans. A ban crosses the wire as
-// the time that is left of it, and ends by the passing of time, so that no message ends it.
+// This file has bans: after a refusal a key is refused for the rule's Ban. The path of one:
+//
+//	afterBan         begins the ban with a refusal, if bans allows it, and tells the followers
+//	beforeBan        refuses calls on the key until the ban ends; then it lifts the ban
+//	merge.ban        keeps a ban in a merge; changeBan keeps it when the rule changes
+//
+// A ban is a word of the record, after the state: the Mono instant at which it ends. Only records of rules with a Ban
+// have the word, and it counts only if the record has bannedFlag. The algorithms know nothing of bans. A chunk has the
+// time that is left of a ban. Each process ends it by its own clock, so no message ends it.
 
-// banWords is how many words a record has for a ban.
+// banWords returns how many words a record has for a ban.
 func banWords(ban time.Duration) int {
 	if ban > 0 {
 		return 1
@@ -18,10 +24,10 @@ func banWords(ban time.Duration) int {
 	return 0
 }
 
-// banEnd is the Mono instant at which the ban of a record ends that has bannedFlag.
+// banEnd returns the Mono instant at which the ban of a record with bannedFlag ends.
 func (r record) banEnd() int64 { return int64(r.words[headWords+r.spec.words]) }
 
-// ban has the key of a record, whose rule has a Ban, banned until a Mono instant.
+// ban bans the key of a record until a Mono instant. The record's rule has a Ban.
 func (r record) ban(until int64) {
 	r.words[headWords+r.spec.words] = uint64(until)
 	r.set(bannedFlag)
@@ -30,7 +36,7 @@ func (r record) ban(until int64) {
 // lift ends the ban of a record, if it has one.
 func (r record) lift() { r.clear(bannedFlag) }
 
-// banLeft is for how long the key of a record is banned; 0: it is not.
+// banLeft returns for how long the key of a record is still banned; 0: it is not.
 func (r record) banLeft(now algo.Instant) time.Duration {
 	if !r.has(bannedFlag) {
 		return 0
@@ -38,7 +44,7 @@ func (r record) banLeft(now algo.Instant) time.Duration {
 	return max(time.Duration(r.banEnd()-r.state.Latest(now).Mono), 0)
 }
 
-// changeBan moves the end of a ban that began when the rule's Ban was another one. One that is over stays so.
+// changeBan moves the end of a ban that began under a rule with the Ban before. A ban that is over stays over.
 func (r record) changeBan(before time.Duration, now algo.Instant) {
 	if r.banLeft(now) > 0 && r.spec.rule.Ban != before {
 		r.ban(r.banEnd() + int64(r.spec.rule.Ban-before))
@@ -48,8 +54,8 @@ func (r record) changeBan(before time.Duration, now algo.Instant) {
 	}
 }
 
-// beforeBan refuses a call on a banned key, unless it is charged whatever there is room for. A ban that is over is
-// lifted, so that the next call is plain.
+// beforeBan refuses a call on a banned key, unless the call has Always. If the ban is over, it lifts the ban, so that
+// plain can decide the next call.
 func (sh *shard) beforeBan(p *plan, call *Call, answer *Answer) (answered bool) {
 	if p.banned = p.r.banLeft(p.now); p.banned == 0 {
 		p.r.lift()
@@ -62,7 +68,7 @@ func (sh *shard) beforeBan(p *plan, call *Call, answer *Answer) (answered bool) 
 	return true
 }
 
-// refuseBanned refuses a call because of the key's ban. What it says besides is how the limits stand.
+// refuseBanned refuses a call because of the key's ban. The answer's other numbers are those of the limits.
 func (sh *shard) refuseBanned(p *plan, answer *Answer) {
 	limits, look := p.rule.Limits, p.request
 	sh.counted(p.r, func() {
@@ -71,7 +77,7 @@ func (sh *shard) refuseBanned(p *plan, answer *Answer) {
 			pass = 1
 		}
 		if room := limits.Room(sh.arena, p.r.state, p.now); room-look.OnLoan >= pass {
-			look.Cost = 0 // it would pass: a peek says the same and charges nothing
+			look.Cost = 0 // the limits would allow it: a peek has the same numbers and charges nothing
 		}
 		// Neither a peek nor a refusal needs memory.
 		_ = limits.DecideTo(sh.arena, p.r.state, p.now, &look, p.each, &answer.Decision)
@@ -79,7 +85,7 @@ func (sh *shard) refuseBanned(p *plan, answer *Answer) {
 	answer.banned(p.banned, false)
 }
 
-// banned makes an answer that of a key which is banned for so much longer; spent is Call.Spent.
+// banned turns an answer into that of a key which is banned for the time left. spent is Call.Spent.
 func (a *Answer) banned(left time.Duration, spent bool) {
 	if a.Banned, a.Free = true, a.Remaining; spent {
 		return
@@ -91,9 +97,9 @@ func (a *Answer) banned(left time.Duration, spent bool) {
 	a.ResetAfter = max(a.ResetAfter, left)
 }
 
-// afterBan begins a ban with a refusal, and tells an answer of the ban that the key had before. The followers are told
-// of a new ban, and its answer waits for the backup: a caller that has been told of a ban is not to be admitted because
-// the holder was lost.
+// afterBan begins a ban with a refusal. For a call with Always on a key that was banned before, it adds that ban to the
+// answer. The answer that begins a ban waits for the backup: otherwise a caller that was told of the ban could be
+// admitted after the holder was lost.
 func (sh *shard) afterBan(p *plan, call *Call, answer *Answer) {
 	if p.banned > 0 {
 		answer.banned(p.banned, call.Spent)
@@ -111,9 +117,9 @@ func (sh *shard) afterBan(p *plan, call *Call, answer *Answer) {
 	}
 }
 
-// bans reports whether the answer begins a ban: it is a refusal, for want of room and for nothing else. There is none
-// while a part of what is in use may turn out not to be: on loan, of an atomic check that is in flight, or put in the
-// place of what was lost.
+// bans reports whether the answer begins a ban: it is a refusal, and only because too few units are left. No ban begins
+// while units that are in use may turn out to be free: units on loan, units of an atomic check that is not settled yet,
+// and units that stand for a lost count (cold.go).
 func (p *plan) bans(call *Call, d *algo.Decision) bool {
 	if p.made || d.Allowed || call.Cost <= 0 || call.Spent || d.RetryAfter == algo.Never || p.request.OnLoan > 0 ||
 		p.part.lostOf(p.rule, p.now).is {
@@ -126,7 +132,7 @@ func (p *plan) bans(call *Call, d *algo.Decision) bool {
 	return reserved == nil || !reserved.inFlight(p.now.Mono)
 }
 
-// ban gives the record at a slot of the base the ban of a record of add, where that ends later.
+// ban gives the record at a slot of the base the ban of the record r of add, if that ban ends later.
 func (m *merge) ban(slot uint32, r record) error {
 	left := r.banLeft(m.now)
 	if left == 0 {
