@@ -8,18 +8,26 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// The loans of one key are in extras.lent, and its record has lentFlag. algo.Loans has the rule: a unit on loan is
-// neither in use nor free. Lend takes a borrower's report and lends anew; Recall stops lending until
-// there is room again. expireLoans charges what ended loans did not return: beforeLoan, Lend, Recall and the sweep call
-// it first.
+// This file keeps the loans of a partition's keys for the limiter (limiter/loan.go). algo.Loans has the rule: a unit on
+// loan is neither in use nor free. The path of a loan:
 //
-// What a report or an expiry charges has been spent already: it is charged whatever memory there is (forced), also
-// without a lease. Every change of the loans is followed by note, because the loans go to followers with the record.
+//	Lend                     charges what a borrower reports as spent, and lends or renews
+//	beforeLoan, afterLoan    have a decision count the units on loan as not free, and tell the limiter if these matter
+//	                         (Answer.OnLoan)
+//	Recall                   returns a key's loans, and has Lend lend less until enough units are free again
+//	expireLoans              charges what ended loans have not returned. beforeLoan, Lend, Recall and the sweep call
+//	                         it first
+//
+// The loans of one key are in extras.lent, and its record has lentFlag.
+//
+// What a report or an expiry charges has been spent already. So it is charged without a grant too, and even if there is
+// no memory left (forcedOn). Every change of the loans is followed by note, because the loans go to the followers with
+// the record.
 
-// loanBytes is what a loan is taken to cost when bytes are counted, besides the texts of its state.
+// loanBytes is how many bytes a loan is counted as, besides the texts of its state.
 const loanBytes = 128
 
-// lent are the loans of one state.
+// lent has the loans of one state.
 type lent struct {
 	of   stateID
 	hash uint64
@@ -27,7 +35,7 @@ type lent struct {
 	counted int // bytes
 }
 
-// recount counts the bytes of the loans that there are now.
+// recount brings the counted bytes up to date with the number of loans.
 func (l *lent) recount(b *shardBudget) {
 	size := 0
 	if n := l.Len(); n > 0 {
@@ -38,7 +46,7 @@ func (l *lent) recount(b *shardBudget) {
 	l.counted = size
 }
 
-// loansOf returns the loans of a record that is marked for them.
+// loansOf returns the loans of a record; nil if it does not have lentFlag.
 func (c *content) loansOf(r record) *lent {
 	if !r.has(lentFlag) {
 		return nil
@@ -46,7 +54,8 @@ func (c *content) loansOf(r record) *lent {
 	return c.extras.lent[stateID{r.spec.rule.Scope, string(r.key)}]
 }
 
-// ensureLoans returns the loans of a record, made if need be. They are to be kept afterwards, see keepLent.
+// ensureLoans returns the loans of a record, and makes an empty list if there is none. The caller calls keepLent
+// afterwards.
 func (c *content) ensureLoans(r record) *lent {
 	if l := c.loansOf(r); l != nil {
 		return l
@@ -63,7 +72,7 @@ func (c *content) ensureLoans(r record) *lent {
 	return l
 }
 
-// keepLent brings the bytes of a record's loans up to date, and drops them when there are none.
+// keepLent counts the bytes of a record's loans after a change, and drops the list if it is empty.
 func (c *content) keepLent(r record, l *lent, b *shardBudget) {
 	if l.recount(b); l.Len() == 0 {
 		delete(c.extras.lent, l.of)
@@ -71,7 +80,7 @@ func (c *content) keepLent(r record, l *lent, b *shardBudget) {
 	}
 }
 
-// dropLent forgets the loans of a state, if it has any.
+// dropLent drops the loans of a state, if it has any. It does not clear lentFlag.
 func (c *content) dropLent(of stateID, b *shardBudget) {
 	if c.extras == nil || c.extras.lent[of] == nil {
 		return
@@ -82,7 +91,8 @@ func (c *content) dropLent(of stateID, b *shardBudget) {
 	delete(c.extras.lent, of)
 }
 
-// expireLoans ends the loans of a record that are due, and returns those that it has: nil where there are none.
+// expireLoans ends the loans of a record whose terms are over, and returns the record's list of loans; nil if it is
+// empty.
 func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent {
 	l := part.loansOf(r)
 	if l == nil {
@@ -111,7 +121,7 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 	return l
 }
 
-// expireDue does the same for all states of a partition.
+// expireDue calls expireLoans for all states of an open partition.
 func (sh *shard) expireDue(part *partition, now algo.Instant) {
 	if !part.open || len(part.extras.lent) == 0 {
 		return
@@ -123,7 +133,7 @@ func (sh *shard) expireDue(part *partition, now algo.Instant) {
 	}
 }
 
-// uniteLent adds the loans of another content, see algo.Loans.Unite.
+// uniteLent adds the loans of the other content, see algo.Loans.Unite.
 func (m *merge) uniteLent() {
 	for of, l := range m.add.extras.lent {
 		slot, ok := m.sh.find(&m.base.table, l.hash, of.scope, of.key)
@@ -137,50 +147,51 @@ func (m *merge) uniteLent() {
 	}
 }
 
-// Borrow is what a borrower says of a loan, and what it asks for.
+// Borrow has a borrower's report of a loan, and what it asks for.
 type Borrow struct {
 	ID     algo.LoanID
 	Totals algo.Totals
-	// Known is how many units spent the answers to former ones have confirmed.
+	// Known is how many spent units earlier answers have confirmed to the borrower.
 	Known int64
-	// Want is how many units it would like to have; 0: it wants no more of this key.
+	// Want is how many units the borrower wants to have; 0: it wants no more of this key.
 	Want int64
-	// Boot is the present reading of the boot clock, which strict rules compare with their lease.
+	// Boot is the present reading of the boot clock, which is compared with the grant of strict rules.
 	Boot int64
-	// Caller names the borrower's caller, to whose share a new key is counted; empty: not known.
+	// Caller names the borrower's caller, to whose account a new key is counted; empty: not known.
 	Caller string
-	// Quota, with a Term, asks for a Quota in place of Want; see algo.Limits.LendQuota. A loan that was one ends when
-	// all of it is reported spent or returned.
+	// Quota, if it has a Term, asks for a Quota in place of Want; see algo.Limits.LendQuota. A loan that was a Quota
+	// ends when all of it is reported as spent or returned.
 	Quota algo.Quota
 }
 
 // Lent is the answer to a Borrow.
 type Lent struct {
 	algo.Loan
-	// Ticket is as in Answer: what was lent, or lent for longer, must not be used before the backup has confirmed it.
+	// Ticket is as in Answer: units that were lent, or lent for longer, must not be used before the backup has
+	// confirmed it.
 	Ticket uint64
-	// Charged is how many units the report has charged, and Checked how many checks it tells of that no report before
-	// it did.
+	// Charged is how many units the report has charged. Checked is how many checks it reports that no earlier report
+	// did.
 	Charged, Checked int64
-	// OnLoan is how many units of the key borrowers have then.
+	// OnLoan is how many units of the key are on loan afterwards.
 	OnLoan int64
-	// Decision is, where Term is not 0, what a peek would say; Each, where there are several limits, what each of them
-	// would.
+	// If Term is not 0, Decision is what a peek would get, and Each, if there are several limits, what each limit would
+	// say.
 	Decision algo.Decision
 	Each     []algo.Decision
 }
 
-// Lend charges what a borrower reports as spent, lends what it asks for as far as there is room, and renews its loan;
-// see algo.Limits.Report and Lend. A report is charged in any case: also under a strict rule without a lease, and
-// without memory for more keys. An unknown loan ends at once, and what may be left of it is charged, if there is no
-// memory for it, if all loans have their part of it, or if its caller has more than a fair part of the key's
-// algo.MaxLoans.
+// Lend charges what a borrower reports as spent, lends what it asks for if enough units are free, and renews its loan;
+// see algo.Limits.Report and Lend. It charges a report even under a strict rule without a grant, and even if there is
+// no memory for more keys. A loan that the store does not know ends at once, and what may be left of it is charged, in
+// three cases: there is no memory for the loan, the loans of all keys have their part of the memory, or the key has no
+// place for another loan of the caller (algo.Loans.Fits).
 //
-// Nothing is lent where the limits are not Lendable, where the key is banned, and, under Escrow, Sync and strict rules,
-// while no backup is current: the copy must know what was lent. A strict rule's loan does not outlive the lease that it
-// is made under, and has no Quota.
+// Lend lends nothing if the limits are not Lendable or the key is banned. Under Escrow, Sync and strict rules it lends
+// nothing while no backup is current, because the backup must know of the loan. A loan under a strict rule ends before
+// the grant under which it was made, and is never a Quota.
 //
-// The error is ErrShut, or ErrFull where a key that was not known finds no room.
+// The error is ErrShut, or ErrFull if there is no memory for a new key.
 func (s *Store) Lend(k Key, rule *Rule, now algo.Instant, b Borrow) (a Lent, err error) {
 	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) (err error) {
 		a, err = sh.lend(part, &k, rule, now, &b)
@@ -189,7 +200,7 @@ func (s *Store) Lend(k Key, rule *Rule, now algo.Instant, b Borrow) (a Lent, err
 	return a, err
 }
 
-// lendable returns how much of what a borrower asks for the rule lets it have, and how long it may be spent.
+// lendable returns what the rule allows of a Borrow's Want and Quota, and how long the units may be spent.
 func (p *partition) lendable(rule *Rule, b *Borrow) (want int64, quota algo.Quota, left time.Duration) {
 	want, quota, left = b.Want, b.Quota, math.MaxInt64
 	if rule.Guarded() {
@@ -198,7 +209,7 @@ func (p *partition) lendable(rule *Rule, b *Borrow) (want int64, quota algo.Quot
 			return 0, algo.Quota{}, left
 		}
 		if rule.Strict {
-			// After the lease another node may decide that knows of no loan. Quotas are for longer than a lease.
+			// When the grant ends another node may decide without knowing of the loan. A Quota is longer than a grant.
 			left, quota = time.Duration(may.Until-b.Boot), algo.Quota{}
 		}
 	}
@@ -226,15 +237,15 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	}
 	r, err := sh.adopted(part, slot, rule, now)
 	if err != nil {
-		want, quota = 0, algo.Quota{} // for want of memory the state keeps its old rule
+		want, quota = 0, algo.Quota{} // there is no memory to convert the state, so it keeps its old rule
 	}
 	if r.banLeft(now) > 0 {
-		want, quota.Demand = 0, 0 // a Quota that is not known here is prolonged all the same: its borrower has it
+		want, quota.Demand = 0, 0 // a Quota that the store does not know is renewed, because its borrower has it
 	}
 	sh.expireLoans(part, r, now)
 	l := part.ensureLoans(r)
 	before, known := l.Get(b.ID)
-	last := false // there is no memory or place to keep what is reported
+	last := false // the loan ends with this report, because there is no memory or place to keep it
 	if !known && (asks || reports) && (!l.Fits(b.Caller) || !sh.budget.mayLend()) {
 		want, quota, last = 0, algo.Quota{}, reports
 	}
@@ -249,7 +260,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	a.Checked, a.OnLoan = a.Checks-before.Checks, l.OnLoan()
 	l.Borrowed(b.ID, b.Caller)
 	after, known := l.Get(b.ID)
-	after.Caller = before.Caller // which the copies do not have
+	after.Caller = before.Caller // followers are not told of the caller
 	part.keepLent(r, l, &sh.budget)
 	if after != before {
 		sh.note(part, r, mark)
@@ -265,7 +276,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	return a, nil
 }
 
-// tellBorrower tells a borrower how the key stands.
+// tellBorrower adds to the answer what a peek at the key would get.
 func (sh *shard) tellBorrower(r record, l *lent, now algo.Instant, a *Lent) {
 	limits := r.spec.rule.Limits
 	if len(limits) > 1 {
@@ -275,7 +286,7 @@ func (sh *shard) tellBorrower(r record, l *lent, now algo.Instant, a *Lent) {
 	a.Decision, _ = limits.Decide(sh.arena, r.state, now, l.beside(algo.Request{}, now), a.Each)
 }
 
-// report takes in what a borrower reports of a loan. last says that the loan ends with it.
+// report charges what a borrower reports of a loan. If last is set, the loan ends.
 func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b *Borrow, last bool, a *Lent) {
 	limits, mark := r.spec.rule.Limits, part.markOf(r)
 	part.lower(limits, r.state, l.of, now)
@@ -287,8 +298,9 @@ func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b 
 	}
 }
 
-// Recall returns the loans of a key of which units are on loan, those with the most first, and sees to it that no more
-// are lent before there is room again: a request needs them. What their borrowers return is told by Lend.
+// Recall returns the loans of a key that have units, those with the most units first. Until a quarter of each limit is
+// free again, Lend gives the borrowers equal parts of what comes back (algo.Loans.Recall). The borrowers return their
+// units by reports (Lend).
 func (s *Store) Recall(k Key, scope string, now algo.Instant) (loans []algo.Loan, err error) {
 	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) error {
 		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
@@ -302,7 +314,7 @@ func (s *Store) Recall(k Key, scope string, now algo.Instant) (loans []algo.Loan
 	return loans, err
 }
 
-// OnLoan is how many units of a key are on loan.
+// OnLoan returns how many units of a key are on loan.
 func (s *Store) OnLoan(k Key, scope string) (units int64) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if part.extras == nil || len(part.extras.lent) == 0 {
@@ -315,14 +327,14 @@ func (s *Store) OnLoan(k Key, scope string) (units int64) {
 	return units
 }
 
-// LoanStats are the loans of all keys that a Store decides for.
+// LoanStats has the loans of all keys in open partitions.
 type LoanStats struct {
 	OnLoan    int64  // units that borrowers may admit by themselves
-	Borrowers int    // that have some of them, or a part of a bucket's rate
+	Borrowers int    // borrowers with some of these units, or with a part of a bucket's rate
 	Expired   uint64 // units that were charged because their loans had ended, ever
 }
 
-// Loans returns the present reading. It looks at every loan.
+// Loans returns the present LoanStats. It reads every loan.
 func (s *Store) Loans() LoanStats {
 	st, borrowers := LoanStats{Expired: s.expired.Load()}, make(map[uint64]bool)
 	var of []uint64
@@ -342,14 +354,14 @@ func (s *Store) Loans() LoanStats {
 	return st
 }
 
-// beside makes a request one that knows of the units of its state that are on loan.
+// beside adds to a request how many units of the state are on loan, and for how long.
 func (l *lent) beside(r algo.Request, now algo.Instant) algo.Request {
 	r.OnLoan, r.OnLoanFor = l.OnLoan(), l.OnLoanFor(now)
 	return r
 }
 
-// beforeLoan has the request know of the units on loan. It answers a call that is not to be charged before these are
-// recalled, see Call.Whole.
+// beforeLoan adds the units on loan to the request. It answers a call with Whole that must not be charged before these
+// units are recalled, see Call.Whole.
 func (sh *shard) beforeLoan(p *plan, call *Call, answer *Answer) (answered bool) {
 	l := sh.expireLoans(p.part, p.r, p.now)
 	if l == nil {
@@ -364,8 +376,9 @@ func (sh *shard) beforeLoan(p *plan, call *Call, answer *Answer) (answered bool)
 	return true
 }
 
-// wantsBack reports whether units on loan, returned, would let a call grant more, or find room for what it charges. A
-// call that is refused without them does not need to ask before.
+// wantsBack reports whether a call would be granted more, or would find more units for what it charges, if the units on
+// loan were returned. room is what would be left if nothing were on loan. A call that is refused even then need not
+// wait for the units on loan.
 func (c *Call) wantsBack(room, onLoan int64) bool {
 	least := c.Cost
 	if c.Partial {
@@ -374,9 +387,9 @@ func (c *Call) wantsBack(room, onLoan int64) bool {
 	return (c.Partial || c.Always) && c.Cost > 0 && room >= least && c.Cost > room-onLoan
 }
 
-// afterLoan tells a refusal how many units on loan it depends on, and for how long at most: they stand between the
-// request and its being admitted, or the time that it has to wait depends on how many of them have been spent, which
-// only their borrowers know. Such a refusal begins no ban, because borrowers could still admit during it.
+// afterLoan adds to a refusal how many units are on loan, and for how long at most, if the refusal or its RetryAfter
+// depends on them: how many of them have been spent, only the borrowers know. Such a refusal begins no ban, because
+// borrowers could admit during the ban.
 func (p *plan) afterLoan(call *Call, answer *Answer) {
 	d := &answer.Decision
 	if d.Allowed || call.Always || d.RetryAfter == algo.Never || p.rule.Limits.CountsDenied() {
@@ -385,8 +398,8 @@ func (p *plan) afterLoan(call *Call, answer *Answer) {
 	answer.OnLoan, answer.OnLoanFor = p.request.OnLoan, p.request.OnLoanFor
 }
 
-// Lending is how much of a key could be in use if nothing were on loan, which is its room, and its loans, those that
-// have ended among them. It changes nothing: loans that are due are told as they were.
+// Lending returns how many units of a key would be free if nothing were on loan, and the key's loans, including those
+// that have ended. It changes nothing, so it does not end loans whose terms are over.
 func (s *Store) Lending(k Key, scope string, now algo.Instant) (room int64, loans []algo.Loan) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
