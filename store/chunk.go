@@ -11,41 +11,47 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// A chunk is what a holder sends a follower at a time. It begins with a byte for the version of the format, 9. Items
-// follow, each of which begins with a byte for its kind. Numbers are unsigned varints unless something else is said.
-// Hashes and ids have eight bytes. Strings come after their length. An instant is written as its age, or as the time
-// that is left, in nanoseconds. The reader adds it to its own present: so things expire late, by the time that the
-// chunk was in flight, and never early.
+// This file writes what is pending for a follower as chunks. apply.go reads them, and follower.go tracks what is
+// pending. The path of one chunk:
+//
+//	Drain    calls run under the shard's lock, and returns the chunk and its version
+//	run      calls changes, and adds itemVersion
+//	changes  takes what is pending, in the order that the copy needs, until the chunk is full
+//	key      writes the pending records of one hash
+//
+// A chunk begins with chunkVersion, a byte. Items follow; each begins with a byte for its kind. Numbers are unsigned
+// varints unless the kinds say otherwise. A hash and a lease take eight bytes. A string follows its length. An instant
+// is written as its age, or as the time that is left, in nanoseconds; the reader adds it to its own present. So things
+// expire late at the copy, by the time for which the chunk was under way, and never early.
 const chunkVersion = 9
 
 // The kinds of items, and what follows.
 const (
-	// itemVersion: the version up to which a copy with this chunk has everything.
+	// itemVersion: a version; a copy with this chunk and all earlier ones has everything up to it.
 	itemVersion = 1
-	// itemCold: for Cold and then for ColdStrict, whether there was one, and if so the age of its instant and its wall
-	// time (signed). It replaces what the copy knows of them.
+	// itemCold: for Cold and then for ColdStrict, whether it was called, and if so the age of its instant and its wall
+	// time (signed). It replaces what the copy has of them.
 	itemCold = 2
-	// itemReset: hash, scope, key. All that the copy has of the state is gone.
+	// itemReset: hash, scope, key. The copy must drop all that it has of the state.
 	itemReset = 3
-	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, whether
-	// its rule was strict, whether it is kept on disk, lease, reservation (16 bytes), time left, caller.
+	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, over, strict, persist, lease,
+	// reservation (16 bytes), time left, caller. The fields of answered (answers.go).
 	itemRequestID = 4
-	// itemReservation: hash, scope, key, id (16 bytes), units, time left, whether its end is not remembered, whether
-	// its expiry gives its units back, whether it is kept on disk, caller. itemSettled: scope, key, id. The reservation
-	// has ended.
+	// itemReservation: hash, scope, key, id (16 bytes), units, time left, once, release, persist, caller. The fields of
+	// reservation. itemSettled: scope, key, id. The reservation has ended.
 	itemReservation = 5
 	itemSettled     = 6
-	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, whether it is kept
-	// on disk, ban. The first has index 0.
+	// itemRule: scope, the caller to whose account the records are counted, limits, durability (a byte), strict,
+	// persist, ban. Later items name the rule by its index; the first rule of the chunk has index 0.
 	itemRule = 7
-	// itemKey: index of the rule, hash, key, what is owed in advance and inherited, state; number of its reservations,
-	// their ids, and where their units are (algo.Limits.AppendHolds); length of its loans, and these
-	// (algo.Loans.Append); what is left of its ban, 0 for none.
+	// itemKey: index of the rule, hash, key; units that are owed in advance and inherited (escrow.go); state; number of
+	// its reservations and their ids, and if there are any their holds (algo.Limits.AppendHolds); loans
+	// (algo.Loans.Append); the time that is left of its ban, 0 for none.
 	itemKey = 8
-	// itemGone: hash, number of records that the holder has under it, and scope and key of each. All other records of
-	// the hash are gone.
+	// itemGone: hash, number of records that the holder has under it, and scope and key of each. The copy must drop all
+	// other records of the hash.
 	itemGone = 9
-	// itemSpent: all that earlier items said is owed in advance is in the states now.
+	// itemSpent: the states contain all units that earlier items said are owed in advance.
 	itemSpent = 10
 )
 
@@ -62,9 +68,9 @@ func appendBool(dst []byte, b bool) []byte {
 	return append(dst, 0)
 }
 
-// Drain takes pending changes as a chunk, of about the given number of bytes unless one key alone has more; nil when
-// nothing is pending. version is what Confirm is to be called with once the follower has this chunk and all before it:
-// everything up to it is in them. more says that the chunk does not hold everything that is pending.
+// Drain takes what is pending for a follower as a chunk of about most bytes, or more if one key alone needs more. The
+// chunk is nil if nothing is pending. Once the follower has this chunk and all before it, Confirm must be called with
+// version. more reports whether something is still pending.
 func (s *Store) Drain(p int, slot ownership.Slot, now algo.Instant,
 	most int) (chunk []byte, version uint64, more bool) {
 	s.with(p, func(sh *shard, part *partition) {
@@ -89,10 +95,10 @@ func (s *Store) Drain(p int, slot ownership.Slot, now algo.Instant,
 	return chunk, version, more
 }
 
-// chunkRoom is how much memory a shard keeps for writing chunks. A chunk that needs more has memory of its own.
+// chunkRoom is how many bytes of memory a shard keeps for writing chunks. A larger chunk has its own memory.
 const chunkRoom = 16 << 10
 
-// drain is one Drain in progress.
+// drain is the state of one call of Drain.
 type drain struct {
 	sh    *shard
 	part  *partition
@@ -124,7 +130,8 @@ func (d *drain) run() {
 	}
 }
 
-// changes writes what is pending, in the order that the copy needs.
+// changes writes what is pending, in the order that the copy needs: losses, events, the ids of requests that gave units
+// back, records, and the ids of all other requests.
 func (d *drain) changes() {
 	f, a, b := d.f, d.part.extras, &d.sh.budget
 	if f.cold {
@@ -138,13 +145,13 @@ func (d *drain) changes() {
 		}
 		d.event(f.popEvent(b))
 	}
-	// A copy that knows the id of a charge has the charge, and a copy that has a refund knows its id. So after a loss
-	// between two chunks a repeated charge may be charged again, but is not answered without a charge, and a repeated
-	// refund gives back once.
+	// A copy that has the id of a charge has the charge, and a copy that has a refund has its id. So if the holder is
+	// lost between two chunks, a repeated charge may be charged again, but is never answered without having been
+	// charged, and a repeated refund gives back once.
 	if !d.requestIDs(&f.refunds, a.answers.end, true) {
 		return
 	}
-	// Twice: first the pass in progress, then what has become pending since that began.
+	// Twice: first the pass in progress, then what has become pending since the pass began.
 	for range 2 {
 		for ; f.pass.keys > 0; f.pass.keys-- {
 			if d.full() {
@@ -177,8 +184,8 @@ func (d *drain) cold() {
 	}
 }
 
-// requestIDs tells the request ids from one turn on and up to another, either those that gave units back or all others,
-// and moves the turn. It reports false when the chunk is full before.
+// requestIDs writes the request ids from *turn on and before end, either those that gave units back or all others, and
+// advances *turn. It returns false if the chunk was full before the end.
 func (d *drain) requestIDs(turn *uint64, end uint64, refunds bool) bool {
 	for e := range d.part.extras.answers.from(*turn) {
 		if e.turn >= end || e.gaveBack() != refunds || d.f.disk && !e.persist {
@@ -238,7 +245,8 @@ func (d *drain) identity(of stateID) {
 	d.out = varint.AppendText(varint.AppendText(d.out, of.scope), of.key)
 }
 
-// rule returns the index of a record's rule. It writes the rule, unless it is one of the last few that the chunk has.
+// rule returns the index of a record's rule in the chunk. It writes the rule, unless the rule is among the last 16 that
+// the chunk has.
 func (d *drain) rule(r record) uint64 {
 	number, old := uint32(r.words[1]>>32), max(len(d.specs)-16, 0)
 	if i := slices.Index(d.specs[old:], number); i >= 0 {
@@ -253,7 +261,8 @@ func (d *drain) rule(r record) uint64 {
 	return uint64(len(d.specs) - 1)
 }
 
-// state writes what a state was charged since the mark, or the whole of it.
+// state writes what was charged to a record's state since the mark. It writes the whole state if the record has
+// wholeFlag, or is not alone under its hash.
 func (d *drain) state(r record, mark uint64, alone bool) {
 	if r.has(wholeFlag<<d.slot) || !alone {
 		mark = 0
@@ -265,8 +274,8 @@ func (d *drain) state(r record, mark uint64, alone bool) {
 	d.out = varint.AppendText(d.out, d.sh.buffer)
 }
 
-// key writes the pending records of a hash. Where none is pending, one that was is gone: then it writes which records
-// there are.
+// key writes the pending records of a turn's hash. If none is pending, a record of the hash is gone. Then key writes
+// which records there are.
 func (d *drain) key(t turn) {
 	slots := d.sh.ofHash(&d.part.table, t.hash, d.slots[:0])
 	told := false
@@ -288,7 +297,7 @@ func (d *drain) key(t turn) {
 		}
 		d.out = appendUint(d.out, uint64(o.advanced))
 		d.out = appendUint(d.out, uint64(o.inherited))
-		// Records that share a hash share turns, so a turn's mark may be of another record.
+		// Records of one hash share turns, so the mark may be that of another record.
 		d.state(r, t.mark, len(slots) == 1)
 		d.holds(r)
 		d.loans(r)
@@ -309,7 +318,7 @@ func (d *drain) key(t turn) {
 	}
 }
 
-// holds writes a record's reservations and where their units are.
+// holds writes the ids and holds of a record's reservations.
 func (d *drain) holds(r record) {
 	var p *pending
 	if all := &d.part.extras.reservations; all.count > 0 {
@@ -337,7 +346,8 @@ func (d *drain) loans(r record) {
 	d.out = varint.AppendText(d.out, d.sh.buffer)
 }
 
-// spent ends all allowances, in the last chunk of a partition that is shut: with it the copy has every state as it is.
+// spent ends all allowances, in the last chunk of a partition that is shut. With this chunk the copy has all states in
+// full.
 func (d *drain) spent() {
 	d.full()
 	d.out = append(d.out, itemSpent)
