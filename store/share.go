@@ -11,36 +11,42 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// Every record is counted to a share, which Config.ShareOf names by its rule's scope (a policy, or a namespace of
-// inline limits), and to the caller whose call made it. The counters belong to the specs under which records are kept,
-// so they follow records wherever these go: into copies, through moves and merges, and under changed policies. They are
-// changed under the lock of the shard that has the record.
+// This file counts how many keys, bytes and reservations of the store each share and each caller has, and refuses more
+// to those that have too many.
 //
-// A new key is refused where its share has reached the bounds of its rule. Where the store as a whole is short of
-// memory, and so the last part of it (reserve) is all that is left, a new key is refused if its claimant has more than
-// a fair part: its caller, or where that is not known its share. The reserve is for the others. The fair part is that
-// of max-min fairness, with one more claimant than there are; see Bertsekas and Gallager, Data Networks, section 6.5.2.
-// Known keys are decided whatever their share has, unless their state would have to grow.
+// Every record is counted to two accounts: that of its share, which Config.ShareOf names by the rule's scope (a policy,
+// or a namespace of inline limits), and that of the caller whose call made it. A spec has the accounts of its records.
+// So a record's accounts stay the same in copies, moves and merges, and when policies change. The counters are atomic,
+// because the specs of several shards have the same account.
+//
+//	mayEnter    refuses a new key if its share has reached the rule's MaxKeys or MaxBytes, or if fair returns false
+//	mayGrow     refuses memory to a state if the store or the share has reached its bound, or if fair returns false
+//	mayReserve  refuses a reservation to a caller with more than a fair part
+//	fair        returns false if only the reserve, the last eighth of the store, is left, and the claimant has more
+//	            than a fair part
+//
+// The claimant is the record's caller, or its share if the caller is not known. The fair part is that of max-min
+// fairness, with one claimant more than there are; see Bertsekas and Gallager, Data Networks, section 6.5.2. The
+// reserve is for claimants with less. Known keys are decided whatever their share has, unless their state must grow.
 
 const (
-	// reserve is the part of the store, as a fraction 1/reserve, that is kept for those that have less than a fair
-	// part.
+	// reserve: 1/reserve of the store is kept for claimants with less than a fair part.
 	reserve = 8
-	// maxAccounts bounds the inline shares that are counted one by one, and the callers: records of more of them are
+	// maxAccounts bounds the inline shares that have their own accounts, and the callers. The records of all others are
 	// counted together.
 	maxAccounts = 1000
 )
 
 // account counts what belongs to one share, to all inline shares together, or to one caller.
 type account struct {
-	label  string   // empty: all of those that are counted together
-	inline *account // of an inline share: what all of them have together
+	label  string   // empty: the account counts several shares or callers together
+	inline *account // of an inline share: the account of all inline shares together
 	refs   int      // specs, reservations, and partitions that remember answers to the caller; guarded by shares.mu
 
 	keys, bytes atomic.Int64
 	refused     atomic.Uint64 // calls answered ErrShareFull
-	ids         atomic.Int64  // bytes of the answers remembered for a caller
-	idsLost     atomic.Uint64 // of them, those that were forgotten before their time
+	ids         atomic.Int64  // bytes of a caller's remembered answers
+	idsLost     atomic.Uint64 // a caller's answers that were dropped too early or not remembered
 	reserved    atomic.Int64  // a caller's pending reservations
 }
 
@@ -53,7 +59,7 @@ func (a *account) add(keys, bytes int) {
 	}
 }
 
-// count counts keys and bytes to those whom the spec's records belong to.
+// count adds keys and bytes to the accounts of the spec's records.
 func (sp *spec) count(keys, bytes int) {
 	if keys|bytes == 0 {
 		return
@@ -65,28 +71,28 @@ func (sp *spec) count(keys, bytes int) {
 	sp.caller.add(keys, bytes)
 }
 
-// shares are a store's accounts: those that have records.
+// shares has a store's accounts.
 type shares struct {
 	of func(scope string) (share string, inline bool)
 	// maxKeys and maxBytes are the store's own bounds.
 	maxKeys, maxBytes int64
-	groups            atomic.Int64 // as SetShares was told
+	groups            atomic.Int64 // set by SetShares
 
 	mu                         sync.RWMutex
 	policies, inlines, callers accounts
 	inline                     account // all inline shares together
 }
 
-// accounts are those of one kind. An account is there while something is counted to it. Guarded by shares.mu, but for
-// n.
+// accounts has the accounts of one kind. It keeps an account as long as something is counted to it. shares.mu guards
+// all fields but n.
 type accounts struct {
 	by   map[string]*account
-	n    atomic.Int64 // of by
+	n    atomic.Int64 // len(by)
 	most int
-	rest account // those that are not known, or are more than most: they are counted together
+	rest account // of names that are empty, or beyond most, together
 }
 
-// find returns the account of a name.
+// find returns the account of a name, or rest.
 func (as *accounts) find(name string) *account {
 	if a := as.by[name]; a != nil {
 		return a
@@ -94,11 +100,12 @@ func (as *accounts) find(name string) *account {
 	return &as.rest
 }
 
-// take returns the account of a name, made if need be, for one more that counts to it; give takes it back.
+// take returns the account of a name for one more reference, and makes the account if there is none. give ends the
+// reference.
 func (as *accounts) take(name string, inline *account) *account {
 	a := as.find(name)
 	if a == &as.rest && name != "" && len(as.by) < as.most {
-		name = strings.Clone(name) // which may be a part of something larger
+		name = strings.Clone(name) // name may be a part of a larger text
 		a = &account{label: name, inline: inline}
 		as.by[name] = a
 		as.n.Store(int64(len(as.by)))
@@ -127,7 +134,7 @@ func (s *shares) init(cfg Config) {
 	s.inlines.rest.inline = &s.inline
 }
 
-// kind returns the accounts of shares that are inline, or of those that are not.
+// kind returns the accounts of inline shares, and the account of all of them together; or those of policies.
 func (s *shares) kind(inline bool) (*accounts, *account) {
 	if inline {
 		return &s.inlines, &s.inline
@@ -135,7 +142,7 @@ func (s *shares) kind(inline bool) (*accounts, *account) {
 	return &s.policies, nil
 }
 
-// take returns the accounts of a scope and a caller, for one more spec.
+// take returns the accounts of a scope and of a caller, for one more spec. give ends these references.
 func (s *shares) take(scope, caller string) (share, of *account) {
 	name, inline := s.of(scope)
 	s.mu.Lock()
@@ -144,7 +151,7 @@ func (s *shares) take(scope, caller string) (share, of *account) {
 	return as.take(name, all), s.callers.take(caller, nil)
 }
 
-// give takes back what take returned.
+// give ends the references that take has returned.
 func (s *shares) give(share, caller *account) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,22 +160,22 @@ func (s *shares) give(share, caller *account) {
 	s.callers.give(caller)
 }
 
-// takeCaller returns the account of a caller, for one more reservation, or one more partition that remembers answers to
-// it.
+// takeCaller returns the account of a caller, for one more reservation, or for one more partition that remembers
+// answers to the caller. giveCaller ends the reference.
 func (s *shares) takeCaller(caller string) *account {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.callers.take(caller, nil)
 }
 
-// giveCaller takes back what takeCaller returned.
+// giveCaller ends a reference that takeCaller has returned.
 func (s *shares) giveCaller(caller *account) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.callers.give(caller)
 }
 
-// refused counts a call that has found no room in its share.
+// refused counts a call that was refused because of its share or caller.
 func (s *shares) refused(scope, caller string) {
 	name, inline := s.of(scope)
 	s.mu.RLock()
@@ -178,15 +185,15 @@ func (s *shares) refused(scope, caller string) {
 	s.callers.find(caller).refused.Add(1)
 }
 
-// greedy reports whether one of several claimants of a resource, of which so many of most are used, may take no more of
-// it: only the last part of it is left, and the claimant has mine, more than a fair part.
+// greedy reports whether a claimant of a resource may take no more of it: only the last part (1/reserve) of most is
+// left, and mine, which the claimant has, is more than a fair part. used is what all claimants have.
 func greedy(mine, used, most, claimants int64) bool {
 	return most > 0 && used > most-most/reserve && mine > most/claimants
 }
 
-// fair reports whether a caller, or where it is not known a share, may take more memory. Inline shares have one fair
-// part together, because callers can make them up; each has a portion of that, which counts earlier, so that there is
-// something left of it.
+// fair reports whether the spec's caller, or its share if the caller is not known, may take more memory. All inline
+// shares have one fair part together, because callers can invent inline shares. Each of them has a portion of that
+// part. The portions are enforced earlier than the part, so that they leave some of it for other inline shares.
 func (s *shares) fair(sp *spec, keys, bytes int64) bool {
 	over := func(a *account, ahead, claimants int64) bool {
 		return greedy(a.keys.Load(), keys+s.maxKeys/reserve*ahead, s.maxKeys, claimants) ||
@@ -202,21 +209,21 @@ func (s *shares) fair(sp *spec, keys, bytes int64) bool {
 	claimants := min(s.groups.Load(), active+1)
 	switch {
 	case claimants < 2:
-		return true // there is no other claimant, and can be none
+		return true // there is no other claimant
 	case sp.share.inline == nil:
 		return !over(sp.share, 0, claimants)
 	}
 	return !over(&s.inline, 0, claimants) && !over(sp.share, 1, claimants*(s.inlines.n.Load()+1))
 }
 
-// short reports whether the store has no room but its reserve.
+// short reports whether only the store's reserve is left.
 func (s *shares) short(keys, bytes int64) bool {
 	return s.maxKeys > 0 && keys >= s.maxKeys-s.maxKeys/reserve ||
 		s.maxBytes > 0 && bytes >= s.maxBytes-s.maxBytes/reserve
 }
 
-// mayReserve says whether a caller may make one more reservation beside so many, of most, in a store of which so many
-// bytes are used. The error is ErrShareReservations or errShare.
+// mayReserve returns an error if a caller may not make one more reservation: ErrShareReservations if the caller has too
+// many of them, errShare if it has too many bytes. reservations, of most, and bytes are what the whole store has.
 func (s *shares) mayReserve(caller string, reservations, most, bytes int64) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -232,7 +239,8 @@ func (s *shares) mayReserve(caller string, reservations, most, bytes int64) erro
 	return nil
 }
 
-// takeReservation counts one more reservation of a caller, which takes so many bytes, and returns the caller's account.
+// takeReservation counts one more reservation of a caller, which takes the given bytes, and returns the caller's
+// account.
 func (b *shardBudget) takeReservation(caller string, bytes int) *account {
 	of := b.sh.store.shares.takeCaller(caller)
 	of.reserved.Add(1)
@@ -242,7 +250,7 @@ func (b *shardBudget) takeReservation(caller string, bytes int) *account {
 	return of
 }
 
-// giveReservation takes back what takeReservation counted.
+// giveReservation undoes takeReservation.
 func (b *shardBudget) giveReservation(of *account, bytes int) {
 	of.reserved.Add(-1)
 	of.add(0, -bytes)
@@ -251,8 +259,8 @@ func (b *shardBudget) giveReservation(of *account, bytes int) {
 	b.sh.store.shares.giveCaller(of)
 }
 
-// bounds are the bounds of the store's keys and bytes, 0 for none: for own keys and their growth without the room for
-// copies.
+// bounds returns the bounds of the store's keys and bytes; 0: no bound. With own, they are those of keys that this node
+// holds: the store's bounds without what is reserved for copies.
 func (s *Store) bounds(own bool) (keys, bytes int64) {
 	keys, bytes = s.cfg.MaxKeys, s.cfg.MaxBytes
 	if own && s.cfg.Copies {
@@ -261,7 +269,7 @@ func (s *Store) bounds(own bool) (keys, bytes int64) {
 	return keys, bytes
 }
 
-// mayEnter says whether a new record may be made under a rule.
+// mayEnter reports whether a new record may be made under a rule.
 func (sh *shard) mayEnter(sp *spec, rule *Rule) bool {
 	if rule.MaxKeys > 0 && sp.share.keys.Load() >= rule.MaxKeys ||
 		rule.MaxBytes > 0 && sp.share.bytes.Load() >= rule.MaxBytes {
@@ -270,7 +278,7 @@ func (sh *shard) mayEnter(sp *spec, rule *Rule) bool {
 	return sh.store.shares.fair(sp, sh.store.keys.Load(), sh.store.budget.used.Load())
 }
 
-// mayGrow says whether memory may be taken for a state of the spec of a number.
+// mayGrow reports whether a state of a spec may take memory.
 func (sh *shard) mayGrow(number uint32, bytes int) bool {
 	used := sh.budget.used.Load()
 	if _, most := sh.store.bounds(true); most > 0 && used+int64(bytes) > most {
@@ -279,7 +287,7 @@ func (sh *shard) mayGrow(number uint32, bytes int) bool {
 	return sh.shareGrows(number)
 }
 
-// shareGrows says whether the share of a spec has room.
+// shareGrows reports whether the share of a spec may take memory.
 func (sh *shard) shareGrows(number uint32) bool {
 	sp := &sh.specs[number]
 	if sp.rule.MaxBytes > 0 && sp.share.bytes.Load() >= sp.rule.MaxBytes {
@@ -288,14 +296,14 @@ func (sh *shard) shareGrows(number uint32) bool {
 	return sh.store.shares.fair(sp, 0, sh.budget.used.Load())
 }
 
-// setTaker says that what the arena is asked for is for a state under the spec of that number, until endTaker: the
-// bounds of its share hold for it.
+// setTaker has the memory that the arena takes until endTaker count as that of a state of the spec, so that the bounds
+// of the spec's share apply to it.
 func (sh *shard) setTaker(number uint32) (used int) {
 	sh.budget.taker = number + 1
 	return sh.arena.InUse()
 }
 
-// endTaker counts what the state has taken or given back since setTaker, which returned used.
+// endTaker counts what the state has taken or given back since setTaker returned used.
 func (sh *shard) endTaker(number uint32, used int) {
 	sh.budget.taker = 0
 	if d := sh.arena.InUse() - used; d != 0 {
@@ -303,7 +311,7 @@ func (sh *shard) endTaker(number uint32, used int) {
 	}
 }
 
-// noRoom is the reason why a state under the spec of that number could not grow.
+// noRoom returns the error of a state of the spec that could not grow.
 func (sh *shard) noRoom(number uint32) error {
 	if sh.shareGrows(number) {
 		return errNoRoom
@@ -311,41 +319,41 @@ func (sh *shard) noRoom(number uint32) error {
 	return errShare
 }
 
-// counted changes a record's state by f and counts what it takes or gives back.
+// counted calls f, which changes a record's state, and counts what the state takes or gives back.
 func (sh *shard) counted(r record, f func()) {
 	used := sh.arena.InUse()
 	f()
 	r.spec.count(0, sh.arena.InUse()-used)
 }
 
-// idle reports whether a record's state is as good as new.
+// idle reports whether a record's state equals a new one.
 func (sh *shard) idle(r record, now algo.Instant) (is bool) {
 	sh.counted(r, func() { is = r.spec.rule.Limits.Idle(sh.arena, r.state, now) })
 	return is
 }
 
-// dispensable reports whether a record is as good as none.
+// dispensable reports whether a record can be dropped without changing a decision.
 func (sh *shard) dispensable(r record, now algo.Instant) bool {
 	return !r.has(owedFlag|lentFlag) && r.banLeft(now) <= 0 && sh.idle(r, now)
 }
 
-// SetShares says how many shares there can be at a time, of which those that are inline count as one: a store is not
-// kept for others where there can be one alone. 0: shares have no fair part, but callers do.
+// SetShares sets how many shares there can be at a time, with all inline shares as one. If it is 1, shares have no
+// bound by a fair part, because there is no other claimant. 0: the same, and callers alone have a fair part.
 func (s *Store) SetShares(n int) { s.shares.groups.Store(int64(n)) }
 
-// Share is what a share, or a caller, has in a Store.
+// Share has the counts of a share or of a caller.
 type Share struct {
-	Name        string // empty: the rest of them, which are counted together, or a caller that is not known
+	Name        string // empty: those without their own account, and callers that are not known, together
 	Keys, Bytes int64  // Bytes of the states, and of a caller's reservations, without tables and unused parts of pages
 	Refused     uint64 // calls answered ErrShareFull, since there have been keys without a break
-	// IDBytes is what a caller's remembered request ids take, RequestIDsLost those that were not remembered, or not for
-	// as long as they should be, for want of room, counted like Refused.
+	// IDBytes is how many bytes a caller's remembered request ids take. RequestIDsLost counts, like Refused, those that
+	// were not remembered, or were dropped too early, because a bound was reached.
 	IDBytes        int64
 	RequestIDsLost uint64
 }
 
-// Shares returns what the policies' shares, the inline ones and the callers have that have anything at all, each in
-// order of bytes, the largest first.
+// Shares returns the counts of the policies' shares, of the inline shares and of the callers, those with the most bytes
+// first.
 func (s *Store) Shares() (policies, inline, callers []Share) {
 	a := &s.shares
 	a.mu.RLock()
