@@ -21,11 +21,12 @@ import (
 //	             did not come
 //	decision     answers the caller
 //
-// CheckAll answers at once after a commit: a reservation whose commit is lost stays charged when its ttl ends, as if it
-// were committed. CheckAll waits for cancels, so that the caller finds the units given back when it has the answer.
+// CheckAll does not wait for commits on other nodes: a reservation whose commit is lost stays charged when its ttl
+// ends, as if it were committed. CheckAll waits for cancels, so that the units are given back before the caller has the
+// answer.
 //
-// No holder waits for another one, so nothing is locked and there is no deadlock. The price is that two atomic checks
-// at the same time may both be refused, although there are enough units for either.
+// No holder waits for another one, so nothing is locked and there is no deadlock. But two atomic checks at the same
+// time may both be refused, although enough units are left for each alone.
 
 // CheckAll implements Service.
 func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.AllDecision, error) {
@@ -255,7 +256,8 @@ func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
 		if reserved && (!keep || l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Owned) {
 			awaited = append(awaited, settle)
 		} else {
-			behind = append(behind, settle) // no holder has answered, but one may have charged
+			// A commit on another node, or a cancel of what may have been charged although no answer came.
+			behind = append(behind, settle)
 		}
 	}
 	// The reservations must be settled even if the caller's time is over.

@@ -35,10 +35,10 @@ import (
 //
 // Other files must keep:
 //
-//   - lend grants nothing of a key while a round is in progress, and until the checks that waited for the round are
+//   - lend lends nothing of a key while a round is in progress, and until the checks that waited for the round are
 //     decided: the returned units are for these checks.
-//   - No answer that grants units, or a longer term, is sent before the backup or the disk has confirmed the loan, if
-//     the policy's durability asks for that. If neither confirms it in time, the answer is LoanCall.without.
+//   - No answer that lends units, or for a longer term, is sent before the backup or the disk has confirmed the loan,
+//     if the policy's durability asks for that. If neither confirms it in time, the answer is LoanCall.without.
 
 const (
 	// recallMost bounds how long a check waits for units that are recalled, and how long a round takes.

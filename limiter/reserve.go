@@ -13,8 +13,8 @@ import (
 // This file has the operations on costs that are known late: Charge, Reserve, Extend, Commit, Cancel, and their forms
 // for several targets. The path of one call:
 //
-//  1. An ...Op function turns the request into an Op: it parses the id, and turns an Amount into units (cost,
-//     estimate).
+//  1. reserveOp, extendOp or commitOp turns the request into an Op, and its Amount into units (cost, estimate). Charge
+//     and Cancel do so themselves.
 //  2. single, decided or each plans the Op and has it carried out (batch.go).
 //  3. On the holder, admit (decide.go) decides Charge, Reserve and Extend; settle carries out Commit and Cancel.
 //  4. committed answers a Commit, and has learn note its units for later estimates.
