@@ -23,6 +23,8 @@ import (
 // varints unless the kinds say otherwise. A hash and a lease take eight bytes. A string follows its length. An instant
 // is written as its age, or as the time that is left, in nanoseconds; the reader adds it to its own present. So things
 // expire late at the copy, by the time for which the chunk was under way, and never early.
+
+// chunkVersion is the version of the format.
 const chunkVersion = 9
 
 // The kinds of items, and what follows.

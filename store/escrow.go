@@ -12,15 +12,16 @@ import (
 // confirmed the charge. Before that, it has told the backup to count so many units more as spent than the state shows:
 // the allowance. A backup that claims the partition charges the allowance. The path of one:
 //
-//	advance     counts a grant on a key. If the allowance covers the grant, the answer need not wait
-//	allow       gives the allowance of a key that Drain sends: two steps (chunkOf), or 0 if the key is not in use
-//	told        notes in covers up to which grant the message with this state and allowance covers the key
-//	giveBack    makes a key pending that had no grant for quietAfter, so that its next message allows 0. Drain and the
-//	            sweep call it
+//	advance     counts what a call has charged. If the allowance covers the charge, the answer need not wait
+//	allow       returns the allowance of a key for a message that Drain writes: two steps (chunkOf), or 0 if the key
+//	            is not in use
+//	told        notes in covers how many of the key's units that message covers
+//	giveBack    makes a key pending that was not charged for quietAfter, so that its next message allows 0. Drain and
+//	            the sweep call it
 //	endAdvance  ends the allowance of a record that is gone
 //
 // The backup may have any of several messages as its last one: the last that it has confirmed, and each that was sent
-// after it. A grant is covered only if all of these cover it.
+// after it. A charge is covered only if all of these messages cover it.
 //
 // Changes are sent with each drain. When half of an allowance is used up, advance asks for a drain at once (urge), so
 // that usually no answer waits.
@@ -28,13 +29,13 @@ import (
 // Under a rule with Persist there are no allowances: each answer waits for the disk, which takes longer than the
 // backup.
 
-// quietAfter is how long after its last grant giveBack gives a key's allowance back.
+// quietAfter is how long after its last charge giveBack gives a key's allowance back.
 const quietAfter = time.Second
 
 // advanceBytes is how many bytes an advance is counted as, besides the texts of its state.
 const advanceBytes = 192
 
-// owing has the units that holders may have granted beyond a copy's state.
+// owing has the units that holders may have charged beyond a copy's state.
 type owing struct {
 	hash      uint64 // of the state
 	advanced  int64  // by the holder that the copy follows
@@ -43,14 +44,14 @@ type owing struct {
 
 func (o *owing) none() bool { return o.advanced == 0 && o.inherited == 0 }
 
-// advance has what was granted on one key, and what the messages to the backup cover of it.
+// advance has how many units of one key were charged, and how many of them the messages to the backup cover.
 type advance struct {
 	hash    uint64
-	granted int64 // units, since the advance was made
-	last    int64 // Mono instant of the last grant
-	// covers has, for each message that the backup may have as its last, up to which grant it covers the key: for the
-	// last confirmed message, and for those after it, the oldest first. If there are too many, the last two share an
-	// entry, which has the smaller number of grants and the later version.
+	granted int64 // units charged since the advance was made
+	last    int64 // Mono instant of the last charge
+	// covers has, for each message that the backup may have as its last, how many of the granted units it covers: for
+	// the last confirmed message, and for those after it, the oldest first. If there are too many, the last two share
+	// an entry, which has the smaller number of units and the later version.
 	covers [3]struct {
 		version uint64
 		granted int64
@@ -79,7 +80,7 @@ func (a *advance) settle(confirmed uint64) {
 	}
 }
 
-// covered returns up to which grant every message covers the key that the backup may have as its last.
+// covered returns how many of the granted units are covered by every message that the backup may have as its last.
 func (a *advance) covered() int64 {
 	least := a.covers[0].granted
 	for _, c := range a.covers[1:a.n] {
@@ -88,7 +89,7 @@ func (a *advance) covered() int64 {
 	return least
 }
 
-// told notes a message that allows allowed units beyond those granted so far.
+// told notes a message that allows so many units beyond those charged so far.
 func (a *advance) told(version uint64, allowed int64) {
 	granted := a.granted + allowed
 	if a.n == len(a.covers) {
@@ -114,7 +115,7 @@ func chunkOf(limits algo.Limits) int64 {
 	return max(1, least/20)
 }
 
-// advance counts a grant on a key, and returns the ticket of its answer; 0: the answer need not wait.
+// advance counts units that were charged to a key, and returns the ticket of the answer; 0: the answer need not wait.
 func (sh *shard) advance(part *partition, k Key, rule *Rule, now algo.Instant, units int64) (ticket uint64) {
 	all := &part.role.advances
 	of := stateID{rule.Scope, k.Key}
@@ -161,8 +162,8 @@ func (part *partition) allow(r record, now algo.Instant) int64 {
 	return allowed
 }
 
-// giveBack makes the keys pending that had no grant for quietAfter, so that their next message allows 0. It drops the
-// advances whose last confirmed message allows nothing more.
+// giveBack makes the keys pending that were not charged for quietAfter, so that their next message allows 0. It drops
+// the advances whose last confirmed message allows nothing more.
 func (sh *shard) giveBack(part *partition, now algo.Instant) {
 	f := part.backup()
 	if f == nil || len(part.role.advances.by) == 0 || now.Mono-part.role.advances.looked < int64(quietAfter)/4 {
@@ -170,7 +171,7 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 	}
 	all := &part.role.advances
 	all.looked = now.Mono
-	var quiet []stateID // only these are sorted, because sorting all keys would take longer than the grants themselves
+	var quiet []stateID // only these are sorted, because to sort all keys takes longer than to charge them
 	for of, a := range all.by {
 		if now.Mono-a.last >= int64(quietAfter) {
 			quiet = append(quiet, of)
@@ -210,7 +211,7 @@ func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 	}
 }
 
-// afterGuard gives the answer to a grant its ticket. An allowance covers units only. So the backup must have confirmed
+// afterGuard gives the answer to a charge its ticket. An allowance covers units only. So the backup must have confirmed
 // a request id, and a reservation, unless that is of an atomic check, whose caller is not told of it.
 func (sh *shard) afterGuard(p *plan, call *Call, answer *Answer) {
 	if p.rule.Durability < Escrow || answer.Degraded && !p.rule.Persist {

@@ -10,11 +10,11 @@ import (
 
 // This file tracks what the followers of a partition have not been sent yet. The path of one change:
 //
-//	note, note...  counts the change as a version of the partition, and makes it pending for each follower that must
-//	               be told of it: note for records, the other functions for reservations, answers, resets and losses
-//	Changed        tells the replication which partitions have pending changes
-//	Drain          takes pending changes as a chunk (chunk.go)
-//	Confirm        says up to which version the follower has everything. Answers wait for that (wait in gate.go)
+//	note     counts the change of a record as a version of the partition, and makes it pending for each follower that
+//	         must be told of it. Other note functions do so for reservations, answers, resets and losses
+//	Changed  returns the partitions that have pending changes
+//	Drain    takes pending changes as a chunk (chunk.go)
+//	Confirm  notes up to which version the follower has everything. Answers wait for that (wait in gate.go)
 //
 // Attach adds a follower for which everything is pending; AttachCurrent adds a follower that has everything already.
 //

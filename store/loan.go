@@ -11,12 +11,11 @@ import (
 // This file keeps the loans of a partition's keys for the limiter (limiter/loan.go). algo.Loans has the rule: a unit on
 // loan is neither in use nor free. The path of a loan:
 //
-//	Lend                     charges what a borrower reports as spent, and lends or renews
-//	beforeLoan, afterLoan    have a decision count the units on loan as not free, and tell the limiter if these matter
-//	                         (Answer.OnLoan)
-//	Recall                   returns a key's loans, and has Lend lend less until enough units are free again
-//	expireLoans              charges what ended loans have not returned. beforeLoan, Lend, Recall and the sweep call
-//	                         it first
+//	Lend         charges what a borrower reports as spent, and lends or renews
+//	beforeLoan   has a decision count the units on loan as not free
+//	afterLoan    tells the limiter that a refusal depends on units on loan (Answer.OnLoan)
+//	Recall       returns a key's loans, and has Lend lend less until enough units are free again
+//	expireLoans  charges what ended loans have not returned. beforeLoan, Lend, Recall and the sweep call it first
 //
 // The loans of one key are in extras.lent, and its record has lentFlag.
 //

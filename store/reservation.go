@@ -12,19 +12,19 @@ import (
 
 // This file keeps the pending reservations of a partition, and ends those whose ttl is over. The path of a reservation:
 //
-//	beforeReservation      returns an error if the bounds allow no more reservations
-//	afterReservation       adds it to its state's list, with an algo.Hold, which knows where its units are
-//	extend                 adds an extension, which is a reservation of its own (settle.go)
-//	Settle                 ends it and its extensions by commit or cancel (settle.go)
-//	expireReservationsOf   ends it after its ttl. Its units stay charged, or are given back if it has release
+//	beforeReservation     returns an error if the bounds allow no more reservations
+//	afterReservation      adds it to its state's list, with an algo.Hold, which knows where its units are
+//	extend                adds an extension, which is a reservation of its own (settle.go)
+//	Settle                ends it and its extensions by commit or cancel (settle.go)
+//	expireReservationsOf  ends it after its ttl. Its units stay charged, or are given back if it has release
 //
 // A reservation whose hold was lost (lose) gives nothing back.
 //
 // Bounds: MaxReservations of the whole store, whose last eighth is for callers with less than a fair part (share.go),
 // and MaxKeyReservations of a key.
 //
-// Other files must keep: lower is called before each operation that may charge a state, and lose before each other
-// change of a state.
+// Other files must keep: lower is called before each operation that may charge a state, and lose when a state is
+// dropped, filled, converted or merged.
 
 // ReservationID identifies a reservation of a state. Its first extensionAt bytes are random, because a caller that can
 // guess them can end the reservation. The other bytes are the number of the extension, which is 0 in the id that

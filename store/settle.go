@@ -15,7 +15,8 @@ import (
 //  2. If Keep is above the sum of their units, chargeExcess charges the difference. This comes first, because the
 //     charge may fail and the end cannot.
 //  3. It gives back the units above Keep, those of the newest extension first.
-//  4. It drops the reservations, tells the followers, and remembers the answer under the reservation's id.
+//  4. It drops the reservations, tells the followers, and remembers the answer under the reservation's id, unless the
+//     reservation is of an atomic check (once).
 //
 // extend is called by before (decide.go) in place of a decision. It has decide charge the added units as a reservation
 // with the next number, and then sets the ttl of all.
