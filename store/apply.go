@@ -16,16 +16,17 @@ import (
 // chunk.go writes the chunks, and lists the kinds of items. The path of one chunk:
 //
 //  1. Apply calls some under the shard's lock, again and again until all items are applied.
-//  2. some applies up to applyHold items; item chooses the function for an item's kind.
-//  3. For an itemKey, key calls state, holds and loans, which replace what the copy had, or add to it.
+//  2. some applies up to applyHold items; item calls the function for an item's kind.
+//  3. For an itemKey, key calls state, which adds to the state or replaces it, and holds and loans, which replace what
+//     the copy had.
 //  4. If there is no memory for an item, Apply has makeRoom drop records that are as good as new, and applies the item
 //     again.
 //
 // The bytes come from the network, so Apply trusts none of them: every number has a bound, and every length is compared
 // with what is left of the chunk. After an error the copy is of no use, and must be fetched anew.
 //
-// The content of a copy may be followed by this process's disk. So each item that is not for the staging area is
-// followed by a note function, as a holder's change is.
+// This process's disk may follow the copy. So an item that changes records, answers, reservations or losses is followed
+// by a note function or unsave (saved.go), unless it is for the staging area.
 
 // applyHold is how many items Apply applies while it holds a shard's lock.
 const applyHold = 256
