@@ -39,8 +39,8 @@ import (
 //	peek      a call with a cost of 0: it charges nothing
 //	pending   of a reservation: neither settled nor expired
 //	granted   of a call: it was charged at least one unit. A call with Always can be charged and not be allowed
-//	guard     the test that a call under a Guarded rule must pass: the store has a grant to decide (Store.Lease), or a
-//	          current backup or disk
+//	guard     the test of a call under a Guarded rule (gate.go). A strict rule is decided only with a grant to decide
+//	          (Store.Lease); under other rules an answer is Degraded while there is no current backup or disk
 //	gate      part.open: set by Store.Open, cleared by Store.Shut; calls on a partition are decided only while it is set
 //	lease     a unit of a concurrency limit that a caller has taken (lease.go); the lease of Store.Lease is the grant to
 //	          decide
