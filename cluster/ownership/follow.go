@@ -20,10 +20,10 @@ import "errors"
 //
 //	attachment  the time from follow to dropFollower, and its number. Of two attachments of one holder and term, the
 //	            better copy's has the higher number (attach)
-//	whole copy  the content as it was, from the entry with Begin to that with Complete; later entries change it
+//	whole copy  the entries from the one with Begin to the one with Complete; later entries change the copy
 //	in flight   of a chunk: it is in the log, and not acknowledged
 //	complete    of a follower: the whole copy is in the log. caught: the whole copy is acknowledged
-//	clean       of a chunk: no change is pending after it, and resolve has run before it
+//	clean       of a chunk: no change is pending after it, and, of a backup's, resolve has run before it
 //	named       of a backup: it has acknowledged a clean chunk, so requests for grants name it (grant.go)
 //
 // Other files must keep: the log keeps the order of an attachment's entries, without a gap.
