@@ -20,7 +20,7 @@ import (
 // This file borrows units of often used keys, so that the client allows checks without a node. internal/lend has the
 // rules: its Book keeps the loans. The path of a loan:
 //
-//	missed     counts a check that a node has decided; the book begins a loan of a key with many such checks
+//	missed     counts a check that a node has allowed; the book begins a loan of a key with many such checks
 //	report     sends the book's reports, on the stream of the node that holds the key
 //	onAnswer   passes a node's answers and recalls to the book
 //	lent       allows a check from a loan; allOf allows several together; awaitLoan waits for units that a node is about
