@@ -23,8 +23,8 @@ import (
 //	missed     counts a check that a node has allowed; the book begins a loan of a key with many such checks
 //	report     sends the book's reports, on the stream of the node that holds the key
 //	onAnswer   passes a node's answers and recalls to the book
-//	lent       allows a check from a loan; allOf allows several together; awaitLoan waits for units that a node is about
-//	           to lend
+//	lent       allows a check from a loan; allOf allows several together; awaitLoan waits for units that a node is
+//	           about to lend
 //	returnAll  returns all loans when the client is closed
 //
 // Words:

@@ -17,7 +17,8 @@ import (
 // This file has the nodes of a cluster answer checks. limiter.go has the steps before. The path of a call's checks:
 //
 //	CheckTo  takes the checks of a call; a check that a node did not carry out goes to another node
-//	sendAll  makes one request for each node, of the checks whose keys it owns, or for which pick returned it (nodes.go)
+//	sendAll  makes one request for each node, of the checks whose keys the node owns, or for which pick returned the
+//	         node (nodes.go)
 //	send     queues a request at its node, whose writer makes messages of the queue (member.go)
 //	answer   passes the node's answers to the requests (message.go)
 //	await    waits for the end of a request, or until its caller's time is over
