@@ -166,16 +166,16 @@ type Effects struct {
 	Notes     []Note // for the log
 }
 
-// Progress says up to which of its versions a partition's answers may be given.
+// Progress says that a partition's answers may be given, up to a version.
 type Progress struct {
 	Partition int
 	Version   uint64
-	// Unguarded: there is no backup to wait for. Answers are given as degraded; those under strict rules only with
-	// StrictToo.
+	// Unguarded: there is no backup, or its confirmation does not count (vouched). The answers are given as degraded;
+	// strict answers only with StrictToo.
 	Unguarded bool
 	StrictToo bool
-	// Saved: it is about answers that wait for the disk as well. With Unguarded, one of the two that were waited for is
-	// not there any more.
+	// Saved: this is about the answers that wait for the disk and the backup. With Unguarded, the disk or the backup is
+	// detached.
 	Saved bool
 }
 
@@ -232,7 +232,7 @@ type Core struct {
 	dirty   []int // partitions that had pending changes when the last flush began
 	flushed int   // how many of dirty that flush has sent
 	pending []int // those of them that still have pending changes
-	drained int   // the number of bytes so far
+	drained int   // the number of bytes drained so far
 	lookAt  int64 // when all partitions are looked at next
 	stir    bool  // the next work looks at all partitions
 	settled bool  // what Settled says, as of the last look at all partitions

@@ -16,8 +16,8 @@ import (
 //
 //  1. The voter abstains for longer than any grant that it may have given before lasts (votesAt).
 //  2. tick asks the other voters for their records (ReadRecords), again every retryAfter.
-//  3. onRecords collects their answers. consider ends the reading when enough have answered: adopt takes over their
-//     records, or begins a new epoch, because no voter may know the records any more.
+//  3. onRecords collects their answers. When enough have answered, consider takes over their records (adopt). If too few
+//     voters have records, it begins a new epoch.
 //
 // The reading comes after the abstention. A grant from before the restart may make a majority with a grant that another
 // voter gives during the abstention. Records that were read earlier would not show the other grant.
