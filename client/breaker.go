@@ -6,7 +6,13 @@ import (
 	"time"
 )
 
-// outcome is what the end of a call says about the cluster.
+// This file keeps a client from waiting for nodes that do not answer. grant (decide.go) calls allow before a call, and
+// done after it.
+//
+//	closed   all calls are made. After threshold unanswered calls in a row, done opens the breaker
+//	open     no calls are made, except one probe after each cooldown. The answer to any call closes the breaker
+
+// outcome is what the end of a call says about the cluster, or about one node (member.heard).
 type outcome uint8
 
 const (
@@ -15,14 +21,14 @@ const (
 	unknown                   // the caller gave up too early to say
 )
 
-// breaker refuses calls for a while after several failures in a row. Then it lets one call at a time through, until a
-// node has answered one. It is safe for concurrent use. Instants are those of one clock that never runs backwards.
+// breaker is the circuit breaker of a client. It is safe for concurrent use. Instants are those of one clock that never
+// runs backwards.
 type breaker struct {
-	threshold int64         // failures in a row that open it; 0: it never opens
-	cooldown  time.Duration // from opening, or from the last failed probe, to the next probe
+	threshold int64         // unanswered calls in a row that open the breaker; 0: it never opens
+	cooldown  time.Duration // from opening, or from the last unanswered probe, to the next probe
 
-	failures atomic.Int64 // in a row
-	retry    atomic.Int64 // the earliest instant of the next probe, or probing; 0: it is closed
+	failures atomic.Int64 // unanswered calls since the last answered one
+	retry    atomic.Int64 // the earliest instant of the next probe, or probing; 0: the breaker is closed
 }
 
 const probing = math.MaxInt64 // the value of retry while a probe is in flight
@@ -42,7 +48,7 @@ func (b *breaker) done(now time.Duration, probe bool, o outcome) {
 	switch {
 	case o == answered && b.failures.Load() == 0:
 	case o == answered:
-		// The call may have begun before the breaker opened: a node answers all the same.
+		// This also closes the breaker if the call is no probe: it began before the breaker opened.
 		b.failures.Store(0)
 		b.retry.Store(0)
 	case probe && o == unknown:

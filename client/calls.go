@@ -18,15 +18,15 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// The operations of a cluster other than checks are unary calls, one for each method of limit.Service:
+// This file has the operations of a cluster other than checks. They are unary calls, one for each method of
+// limit.Service:
 //
-//	at      takes the targets of the call
-//	Invoke  makes the call to the node that owns most of them, or to a node that pick returns (nodes.go), and notes the
-//	        outcome for that node
-//
-// Then the method reads the answer.
+//  1. at takes the targets of the call.
+//  2. Invoke makes the call to the node that owns most of them, or to a node that pick returns (nodes.go), and notes
+//     the outcome for that node.
+//  3. The method reads the answer (decided, allOf, eachOf).
 
-// preferring makes unary calls about targets, to the node that owns most of them, or to a node that pick returns.
+// preferring makes unary calls about targets, for the generated client of the API.
 type preferring struct {
 	*nodes
 	targets []limit.Target
@@ -65,7 +65,7 @@ func (p preferring) Invoke(ctx context.Context, method string, args, reply any, 
 		}
 		m.heard(ctx, err, o, p.now()-sent)
 		// Invoke asks another node if this one did not get the call, because the connection broke after pick, or did
-		// not read it. That cannot charge twice.
+		// not read it, because it is overloaded. Then nothing can be charged twice.
 		if silent && (rejected || at.Addr == nil) && state != failed && ctx.Err() == nil && tries < maxTries {
 			continue
 		}
@@ -274,12 +274,15 @@ func (ns *nodes) Reset(ctx context.Context, t limit.Target) error {
 	return statusError(err)
 }
 
+// ready waits until a node answers that this caller may check, and returns nil. Otherwise it returns an error that time
+// does not end, or, when ctx or the nodes end, why no node has answered.
 func (ns *nodes) ready(ctx context.Context) error {
 	api := ns.at()
 	var last error
 	for {
-		// A request without checks is an error that only a node of Weir gives, and only to a caller that may check; a
-		// connection alone would not say that. The timeout keeps a node that hangs from delaying the answers of others.
+		// For a request without checks, only a node of Weir gives InvalidArgument, and only to a caller that may check.
+		// A connection alone would not say that. The timeout keeps a node that hangs from delaying the answers of
+		// others.
 		try, cancel := context.WithTimeout(ctx, ns.timeout)
 		_, err := api.Check(try, &weirv1.CheckRequest{})
 		cancel()
@@ -291,7 +294,7 @@ func (ns *nodes) ready(ctx context.Context) error {
 			return err
 		}
 		if last == nil || code != codes.DeadlineExceeded {
-			last = err // a deadline that has passed is the reason only if there is no better one
+			last = err // a passed deadline is the reason only if no other error has come
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):

@@ -10,17 +10,27 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// What a Client does with checks before and after a Service answers them (limiter.go has the whole path):
+// This file has what a Client does with checks before and after a Service answers them (limiter.go has the whole path):
 //
 //	decide    answers checks from loans and from memory, and passes the others to ask
+//	ask       gives checks their request ids, and remembers refusals
 //	grant     asks the Service unless the circuit breaker is open, and then has the fail policy answer the checks that
-//	          no node has answered
+//	          no node has answered; grantAll is for checks that are decided together, carryOut for other calls
 //	attempt   gives a call its time, and a second try
 //	fallback  returns the fail policy's answer
+//
+// Words:
+//
+//	answered  of a check: its Result is a node's answer or error. The error of an unanswered one is ErrUnavailable
+//	again     a call may be tried a second time, because its checks cannot be charged twice
+//	place     of a check: its index in the caller's list
+//
+// Other files must keep: a caller of decide, ask or grant has called begin; a Service that gets a deadline looks at its
+// Deadline.
 
-// decide answers well-formed checks: from loans, from the memory of refusals, by the service, or, if no node answers,
-// by the fail policy. Checks of a key on loan are decided in their order: once one of them goes to the service, the
-// later ones do too. The caller must have called begin.
+// decide answers valid checks: from loans, from the memory of refusals, by the service, or, if no node answers, by the
+// fail policy. Checks of a key on loan are decided in their order: when one of them goes to the service, the later ones
+// go there too. The caller must have called begin.
 func (c *Client) decide(ctx context.Context, cs []limit.Check, rs []Result) error {
 	var one [1]int
 	open := one[:0]            // places of the checks that go to the service
@@ -48,7 +58,7 @@ func (c *Client) decide(ctx context.Context, cs []limit.Check, rs []Result) erro
 	return c.ask(ctx, cs, rs, open)
 }
 
-// room holds a single check and its answer.
+// room has the arrays of decideOne, which are pooled.
 type room struct {
 	check  [1]limit.Check
 	result [1]Result
@@ -67,11 +77,12 @@ func (c *Client) decideOne(ctx context.Context, ck *limit.Check, d *Decision) er
 	return err
 }
 
-// errOpen is the error of a check before a node was asked.
+// errOpen is the error of a check that no node was asked about, because the breaker is open.
 var errOpen = limit.NewError(ErrUnavailable, "",
 	"the circuit breaker is open: nodes left several calls in a row unanswered")
 
-// ask has the service answer the checks at the places in open.
+// ask has the service, or else the fail policy, answer the checks at the places in open. Each of them gets errOpen
+// first, which marks it as unanswered.
 func (c *Client) ask(ctx context.Context, cs []limit.Check, rs []Result, open []int) error {
 	var one [1]uint64
 	marks := one[:0] // of memory, one for each place in open
@@ -82,7 +93,7 @@ func (c *Client) ask(ctx context.Context, cs []limit.Check, rs []Result, open []
 		if cs[i].Cost > 0 && cs[i].RequestID == "" {
 			cs[i].RequestID = c.requestID()
 		}
-		again = again && (cs[i].Cost == 0 || cs[i].RequestID != "") // a second try cannot charge twice
+		again = again && (cs[i].Cost == 0 || cs[i].RequestID != "")
 	}
 	err := c.grant(ctx, again, cs, rs, len(open), func(ctx context.Context) error { return c.check(ctx, cs, rs) })
 	came := c.now()
@@ -100,8 +111,8 @@ func (c *Client) ask(ctx context.Context, cs []limit.Check, rs []Result, open []
 	return err
 }
 
-// grant calls f, which asks the service about checks, unless the breaker is open. n is how many of the checks have no
-// answer yet. Then the fail policy answers the checks that no node has answered.
+// grant calls f, which asks the service about checks, unless the breaker is open. n is the number of checks without an
+// answer. After f, the fail policy answers the checks that no node has answered.
 func (c *Client) grant(ctx context.Context, again bool, cs []limit.Check, rs []Result, n int,
 	f func(context.Context) error) error {
 	err := error(errOpen)
@@ -131,8 +142,8 @@ func unansweredOf(rs []Result) (places []int) {
 	return places
 }
 
-// check has the service answer the checks that have no answer yet. It returns the error of the call, or else the first
-// error of a check that no node has answered.
+// check has the service answer the checks without an answer. It returns the error of the call, or else the first error
+// of a check that no node has answered, so that attempt tries again.
 func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result) error {
 	places := unansweredOf(rs)
 	some, results := cs, rs
@@ -156,7 +167,7 @@ func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result) error
 	return first
 }
 
-// grantAll has f decide checks together, or else the fail policy. again means that a second try cannot charge twice.
+// grantAll has f decide checks together, or else the fail policy.
 func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool,
 	f func(context.Context) (AllDecision, error)) (all AllDecision, err error) {
 	if err := c.begin(ctx); err != nil {
@@ -209,7 +220,7 @@ func (c *Client) grantOne(ctx context.Context, ck *limit.Check,
 	return all.Decisions[0], nil
 }
 
-// carryOut counts a call in and runs it, for calls that no fail policy answers.
+// carryOut runs a call that no fail policy answers, between begin and Done.
 func (c *Client) carryOut(ctx context.Context, again bool, f func(context.Context) error) error {
 	if err := c.begin(ctx); err != nil {
 		return err
@@ -237,7 +248,7 @@ func (c *Client) attempt(ctx context.Context, again bool, f func(context.Context
 	}
 	now, budget, hurried := time.Now(), c.timeout, false
 	if at, ok := ctx.Deadline(); ok {
-		// The tenth that is left is for the caller to act on the answer.
+		// In the last tenth, the caller can act on the answer.
 		if left := at.Sub(now) / 10 * 9; left < budget {
 			budget, hurried = max(left, 0), true
 		}
@@ -279,11 +290,10 @@ func (c *Client) verdict(ctx context.Context, err error) error {
 	}
 }
 
-// failedRetry is the RetryAfter of a check that the fail policy refuses. It is the value that the HTTP API gives in
-// this case, and no promise.
+// failedRetry is the RetryAfter of a check that the fail policy refuses. It is a guess; the HTTP API gives the same.
 const failedRetry = time.Second
 
-// fallback returns the fail policy's answer to a check. why is the reason why no node answered.
+// fallback returns the fail policy's answer to a check. why is the error of the call that no node answered.
 func (c *Client) fallback(ck *limit.Check, why error) Decision {
 	c.outage.failed(c.now(), why)
 	if c.onError == FailClosed {

@@ -17,13 +17,23 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// The path of a loan, in the client of a cluster (internal/lend has the rules):
+// This file borrows units of often used keys, so that the client allows checks without a node. internal/lend has the
+// rules: its Book keeps the loans. The path of a loan:
 //
-//	missed    counts a check that a node has admitted: a key with many such checks gets a loan
-//	report    sends the book's reports, on the stream of the node that holds the key
-//	onAnswer  passes a node's answers and recalls to the book
-//	lent      admits a check from a loan; allOf several together; awaitLoan waits for a loan that a node is about to
-//	          grant
+//	missed     counts a check that a node has allowed; the book begins a loan of a key with many such checks
+//	report     sends the book's reports, on the stream of the node that holds the key
+//	onAnswer   passes a node's answers and recalls to the book
+//	lent       allows a check from a loan; allOf allows several together; awaitLoan waits for units that a node is
+//	           about to lend
+//	returnAll  returns all loans when the client is closed
+//
+// Words:
+//
+//	borrower  this Client, with the id of loans; the lender is the node that holds the key
+//	report    what the borrower tells the lender of a loan: totals, and how many units it wants
+//	barred    of a node: it lends nothing to this caller, and gets no reports for barredFor
+//
+// Other files must keep: a stream that ends calls lost, so that the book repeats the reports that were sent on it.
 
 const (
 	// barredFor is how long a node that lends nothing to this caller gets no reports.
@@ -32,10 +42,10 @@ const (
 	returnTimeout = 100 * time.Millisecond
 )
 
-// loanKey names a key whose units can be on loan.
+// loanKey identifies a key whose units can be on loan.
 type loanKey struct {
 	of, key string      // the policy's name, or the namespace of an inline limit
-	limit   *algo.Limit // of an inline limit, by handle: two handles with equal limits have two loanKeys
+	limit   *algo.Limit // of an inline limit; two pointers to equal limits make two loanKeys
 }
 
 func keyOf(t *limit.Target) loanKey {
@@ -62,8 +72,7 @@ type loans struct {
 	clock func() int64
 }
 
-// newLoans returns loans with a clock made of what read returns: the monotonic clock and the wall clock, at one
-// instant.
+// newLoans returns loans whose clock reads the monotonic clock and the wall clock by read, at one instant.
 func newLoans(ns *nodes, read func() (mono, wall int64)) *loans {
 	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: fifo.NewSignal()}
 	clock := lend.NewClock(read())
@@ -89,10 +98,10 @@ func nameOf(t *limit.Target) string {
 	return t.Policy
 }
 
-// has reports whether a key is on loan.
+// has reports whether a key has a loan, or is about to get one.
 func (l *loans) has(k loanKey) bool { return l != nil && l.book.Has(k) }
 
-// allOf answers checks together if loans cover all of them, and reports whether they do.
+// allOf allows checks together if loans have the units for all of them, and reports whether it did.
 func (l *loans) allOf(cs []limit.Check, all *AllDecision) bool {
 	if l == nil || l.book.Loans() == 0 {
 		return false
@@ -115,7 +124,7 @@ func (l *loans) allOf(cs []limit.Check, all *AllDecision) bool {
 	return true
 }
 
-// lent answers a check of n units of key from a loan, and reports whether it did. It ignores t's Key.
+// lent allows a check of n units of key from a loan, and reports whether it did. It ignores t's Key.
 func (c *Client) lent(t *limit.Target, key string, n int64, d *Decision) bool {
 	l := c.loans
 	if l == nil || n <= 0 || l.book.Loans() == 0 {
@@ -135,8 +144,8 @@ func (c *Client) lent(t *limit.Target, key string, n int64, d *Decision) bool {
 	return true
 }
 
-// awaitLoan waits, for lend.Patience at most, for units that an owner is about to lend, and answers a check from them.
-// It reports whether it did. All callers that wait share one message to the owner.
+// awaitLoan waits, for lend.Patience at most, for units that a node is about to lend, and allows a check from them. It
+// reports whether it did. All callers that wait share one report to the node.
 func (c *Client) awaitLoan(ctx context.Context, ck *limit.Check, d *Decision) bool {
 	b := c.loans
 	if b == nil || ck.Cost <= 0 || b.book.Loans() == 0 {
@@ -166,14 +175,15 @@ func (c *Client) awaitLoan(ctx context.Context, ck *limit.Check, d *Decision) bo
 	return false
 }
 
-// missed tells the book that a node was asked for n units. answered means that d is the node's decision.
+// missed tells the book that a node was asked about n units of a key. answered means that d is a decision.
 func (l *loans) missed(k loanKey, n int64, d *Decision, answered bool) {
 	if l != nil && n > 0 && answered && lend.Lendable(d) {
 		l.book.Missed(k, n, l.clock, ownKey)
 	}
 }
 
-// ownKey returns a copy of k for the book, whose string is no part of a larger message.
+// ownKey returns a copy of k for the book. The string of k may be a part of a larger one, which the book would keep in
+// memory.
 func ownKey(k loanKey) loanKey {
 	k.key = strings.Clone(k.key)
 	return k
@@ -182,8 +192,8 @@ func ownKey(k loanKey) loanKey {
 // run sends the book's reports until ctx ends.
 func (l *loans) run(ctx context.Context) { l.book.Run(ctx, l.kick, l.clock, l.report) }
 
-// report sends the book's reports, made at the instant sent, to the nodes that hold their keys. The book repeats a
-// report that was not sent.
+// report sends the book's reports, made at the instant sent, to the nodes that hold their keys. It tells the book which
+// reports were not sent, and the book repeats them.
 func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 	by := make(map[*member][]*weirv1.LoanReport)
 	for i := range reports {
@@ -212,14 +222,14 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 	l.book.Answered(sent, sent, unsent)
 }
 
-// reportable reports whether loans can be reported to a node now.
+// reportable reports whether a node can be sent reports now.
 func (l *loans) reportable(m *member) bool {
 	return m != nil && m.state.Load() == ready && l.clock() >= m.barred.Load()
 }
 
-// holder returns the node to report a key's loan to, if the book knows none: the key's owner, or the only node that
-// there is. If neither can be reached, it returns any other node for a loan that was granted, because a node passes the
-// report on.
+// holder returns the node to report a key's loan to, if the book's node cannot be sent reports: the key's owner, or the
+// only node if the ring is not known. If a loan has units already, it may be any node, because a node passes the report
+// on. Nil: there is none.
 func (l *loans) holder(t *limit.Target, granted bool) *member {
 	list, _, _ := l.nodes.members()
 	owners := l.nodes.owners.Load()
@@ -251,8 +261,7 @@ func (l *loans) lost(m *member) {
 	}
 }
 
-// rejected notes that a node did not take in a report. If the node lends nothing to this caller, it gets no reports for
-// barredFor.
+// rejected notes that a node did not take in a report, and bars the node if it lends nothing to this caller.
 func (l *loans) rejected(m *member, e *weirv1.Error) {
 	if l == nil {
 		return

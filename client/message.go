@@ -11,18 +11,21 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// From a request to its answers, on the stream of one node:
+// This file takes requests to their answers, on the stream of one node. member.go queues requests, and has the words.
 //
 //	add     puts the checks of a request into a message; one message has checks of many callers
 //	pack    writes the message for the wire
-//	answer  passes the answers of a response to the requests; fail ends the requests that get none
+//	answer  passes the answers of a response to the requests; fail ends the requests without answers
 //	end     wakes the caller of a request whose checks all have answers
+//
+// Other files must keep: a check is answered once (pending.f is nil from then on), because the request may belong to
+// another call after that; only one goroutine at a time reads or changes a message.
 
 // errOddAnswer is the error of a stream on which a node sent an answer that no check asked for.
 var errOddAnswer = errors.New("client: a node answered a stream with what was not asked for")
 
-// request is the checks of one call that go to one node. The node's stream ends it once. A caller that has gone before
-// must not use it again.
+// request is the checks of one call that go to one node. It ends once: by its answers, or by the end of the stream. A
+// caller that has gone before the end must not use the request again.
 type request struct {
 	checks  []limit.Check
 	answers []Result // one for each check; complete once the request has ended without err
@@ -83,8 +86,8 @@ func (m *message) add(f *request) {
 	m.open += len(f.checks)
 }
 
-// answeredAt notes that the answer to a check has come. When the last one of a request has come, the request belongs to
-// its caller again.
+// answeredAt notes that a check has its answer. When all checks of a request have answers, the request belongs to its
+// caller again.
 func (m *message) answeredAt(s *pending) {
 	f := s.f
 	s.f = nil
@@ -94,7 +97,7 @@ func (m *message) answeredAt(s *pending) {
 	}
 }
 
-// fail ends the checks of a message that have no answer. A request without any answer ends with err as a whole.
+// fail gives err to the checks of a message that have no answer. A request without any answer ends with err as a whole.
 func (m *message) fail(err error, untried bool) {
 	failed := statusError(err)
 	for i := range m.checks {
@@ -110,7 +113,7 @@ func (m *message) fail(err error, untried bool) {
 	}
 }
 
-// packer writes the checks of messages of one stream.
+// packer writes the messages of one stream for the wire.
 type packer struct {
 	numbers wire.Numbers
 	in      weirv1.CheckStreamRequest
@@ -129,7 +132,7 @@ func (p *packer) pack(m *message, now time.Duration) *weirv1.CheckStreamRequest 
 		if last == nil || !wire.SameTarget(&q.Target, last) {
 			n, fresh := p.numbers.Of(&q.Target)
 			if n == nil {
-				// The numbers are used up. A single message needs fewer than there are.
+				// The numbers are used up. After Reset there are more than one message needs.
 				p.numbers.Reset()
 				return p.pack(m, now)
 			}
@@ -145,9 +148,9 @@ func (p *packer) pack(m *message, now time.Duration) *weirv1.CheckStreamRequest 
 	return in
 }
 
-// timeoutMs returns the timeout that the node is told for one of n checks. A node charges a check that it decides after
-// its caller has gone, so no check may have more time than its caller, rounded up to a millisecond. Of several checks,
-// up to an eighth is cut off, so that most have the same timeout, which the wire has once.
+// timeoutMs returns the timeout that the node is told for one of n checks. A node that decides a check after its caller
+// has gone charges it for nothing. So no check gets more time than its caller has, rounded up to a millisecond. With
+// several checks, up to an eighth of the time is cut off, so that most have the same timeout, which the wire has once.
 func timeoutMs(left time.Duration, n int) uint32 {
 	ms := uint32(min(max(left, 0)/time.Millisecond+1, 1<<31))
 	if n == 1 {

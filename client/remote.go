@@ -14,13 +14,18 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// How the nodes of a cluster answer checks (the steps before are in limiter.go):
+// This file has the nodes of a cluster answer checks. limiter.go has the steps before. The path of a call's checks:
 //
-//	CheckTo  takes the checks of a call, and asks another node for those that a node did not carry out
-//	sendAll  makes one request for each node: of the checks whose keys it owns, or for which pick returned it (nodes.go)
+//	CheckTo  takes the checks of a call; a check that a node did not carry out goes to another node
+//	sendAll  makes one request for each node, of the checks whose keys the node owns, or for which pick returned the
+//	         node (nodes.go)
 //	send     queues a request at its node, whose writer makes messages of the queue (member.go)
 //	answer   passes the node's answers to the requests (message.go)
 //	await    waits for the end of a request, or until its caller's time is over
+//
+// It also turns the errors of gRPC calls into those of this package (statusError). Words are in member.go.
+//
+// Other files must keep: the error of a request is a gRPC status; a request whose caller has gone is not used again.
 
 // Dial returns a Client of the cluster at address: the host:port of a node's gRPC listener, several of them separated
 // by commas, or a target in gRPC's own syntax, such as "dns:///weir:8081" or "unix:/run/weir.sock". A single host name
@@ -33,11 +38,11 @@ import (
 // to each node that it has asked.
 //
 // Dial does not wait for a connection and does not fail if no node is at the address. While no node answers, the fail
-// policy does, from the first check on; by default it admits everything. The Client then logs a warning with the reason
-// (WithLogger), Stats counts it, and every such Decision has FailedOpen or FailedClosed set. A program that should not
-// start without nodes calls Ready first. If the nodes reject the credentials, every call returns ErrUnauthenticated or
-// ErrDenied. ctx bounds the time that Dial itself waits; at present it waits for nothing. The errors of Dial are *Error
-// of kind ErrInvalid, whose Field names the option or "address".
+// policy answers, from the first check on; by default it allows every check. The Client then logs a warning with the
+// reason (WithLogger), Stats counts it, and every such Decision has FailedOpen or FailedClosed set. A program that
+// should not start without nodes calls Ready first. If the nodes reject the credentials, every call returns
+// ErrUnauthenticated or ErrDenied. ctx bounds the time that Dial itself waits; at present it waits for nothing. The
+// errors of Dial are *Error of kind ErrInvalid, whose Field names the option or "address".
 func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -152,7 +157,7 @@ func (ns *nodes) sendAll(ctx context.Context, cs []limit.Check, open []int, requ
 }
 
 // await waits for the end of a request, and notes the outcome for its node. untried means that the node carried out
-// nothing, so that another one may be asked.
+// nothing, so that another node may be asked.
 func (ns *nodes) await(ctx context.Context, f *request) (err error, untried bool) {
 	sent := ns.now()
 	f.timer.Reset(f.until - sent)
@@ -169,7 +174,7 @@ func (ns *nodes) await(ctx context.Context, f *request) (err error, untried bool
 	o := answered
 	if err != nil {
 		f.gone.Store(true)
-		o = unknown // the member notes the end of its stream itself
+		o = unknown // ended notes the end of the stream; heard notes a call that ran out of time
 	}
 	f.to.heard(ctx, err, o, ns.now()-sent)
 	return err, untried
@@ -191,8 +196,9 @@ func statusError(err error) error {
 	return codeError(code, field, message)
 }
 
-// overloaded reports whether a node has rejected a call or a stream as a whole for want of room, before it read
-// anything of it. The error for a request that is too large has the same code, but names a field or is gRPC's own.
+// overloaded reports whether a node has rejected a call or a stream as a whole because it is overloaded. Then the node
+// has read nothing of it. The error for a request that is too large has the same code, but it names a field, or is
+// gRPC's own.
 func overloaded(err error) bool {
 	s, _ := status.FromError(err)
 	if s.Code() != codes.ResourceExhausted {

@@ -10,9 +10,21 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// The life of a reservation: Reserve or ReserveAll makes it, Extend adds to it, CommitEach ends it (Commit and Cancel
-// are CommitEach of one). If no node answers, settle.go repeats the commit in the background. Charge is for work
-// without a reservation.
+// This file has reservations, and charges for work without a reservation (Charge). The life of a reservation:
+//
+//  1. Reserve, ReserveN or ReserveWork makes it, or ReserveAll several of them together. The fail policy answers if no
+//     node does (grantOne, grantAll).
+//  2. Extend adds units, or time.
+//  3. CommitEach ends it. Commit and Cancel are CommitEach of one. If no node answers, settle.go repeats the commit.
+//
+// Words:
+//
+//	empty    of a reservation: it holds nothing (its id is ""), so its methods do nothing
+//	settled  of a reservation: a commit has succeeded, or is under way; settle sets the mark, unsettled removes it
+//	safe     of a reservation: the instant before which it has surely not run out. It counts from when the request was
+//	         sent, because the owner counts from a later instant
+//
+// Other files must keep: a commit that has failed for good calls unsettled, or is counted (settling.unsettled).
 
 // Usage is what work has used: tokens by class, such as "input", "cached" and "output", for policies with prices for
 // these classes.
@@ -70,8 +82,8 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64,
 // in time if the work takes longer or costs more. Unlike Reserve of golang.org/x/time/rate it does not reserve a moment
 // in the future; a leaky_bucket's Delay is in the Decision.
 //
-// If no node answers, under FailOpen the Decision is FailedOpen and the reservation is empty: settling it does nothing,
-// and extending it is admitted.
+// If no node answers, under FailOpen the Decision is FailedOpen and the reservation is empty: Commit and Cancel do
+// nothing, and Extend always succeeds.
 func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reservation, Decision, error) {
 	ck, ask, bad := l.work(key, &w)
 	if bad != nil {
@@ -114,7 +126,7 @@ type Claim struct {
 // the same limit and key are summed: the first has the reservation for all of them, and the others are empty, so that
 // their methods do nothing.
 //
-// If no node answers, the Client's fail policy does. Under FailOpen all claims are admitted, with empty reservations.
+// If no node answers, the Client's fail policy answers. Under FailOpen it allows all claims, with empty reservations.
 func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation, AllDecision, error) {
 	if len(claims) == 0 || len(claims) > limit.MaxBatch {
 		return nil, AllDecision{}, invalid("reserves", "must be 1 to %d, not %d", limit.MaxBatch, len(claims))
@@ -147,10 +159,10 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 	return out, all, nil
 }
 
-// Charge adds n units that have already been used, at least 1, whether or not there is room for them. The Decision's
-// Allowed says whether there was room; Granted is what was charged: n, or less under a max_debt. Charge needs a role of
-// its own, charge. With WithRetry it is repeated under an id that the Client makes. It fails with ErrUnavailable if no
-// node answers; no fail policy answers it.
+// Charge charges n units that have already been used, at least 1, whether or not so many are left. The Decision's
+// Allowed says whether so many were left; Granted is how many were charged: n, or fewer under a max_debt. Charge needs
+// a role of its own, charge. With WithRetry it is repeated under an id that the Client makes. It fails with
+// ErrUnavailable if no node answers; no fail policy answers it.
 func (l *Limiter) Charge(ctx context.Context, key string, n int64) (Decision, error) {
 	return l.ChargeWithID(ctx, key, n, l.c.requestID())
 }
@@ -183,10 +195,10 @@ func (l *Limiter) charge(ctx context.Context, key string, a limit.Amount, reques
 	return d, err
 }
 
-// Extend adds n units, 0 or more, to the reservation if there is room for them, and has it wait for ttl from now on; a
-// ttl of 0 does not change how long it waits. If the Decision refuses, nothing has changed, and the work should end.
-// Extend fails with ErrNotFound if the reservation has run out. If no node answers, under FailOpen the Decision is
-// FailedOpen, and Commit charges what was used beyond the reservation.
+// Extend adds n units, 0 or more, to the reservation if so many are left, and has it wait for ttl from now on; a ttl of
+// 0 does not change how long it waits. If the Decision refuses, nothing has changed, and the work should end. Extend
+// fails with ErrNotFound if the reservation has run out. If no node answers, under FailOpen the Decision is FailedOpen,
+// and Commit charges what was used beyond the reservation.
 func (r *Reservation) Extend(ctx context.Context, n int64, ttl time.Duration) (Decision, error) {
 	return r.extend(ctx, limit.Amount{Cost: n}, ttl)
 }
@@ -231,18 +243,18 @@ func (r *Reservation) extend(ctx context.Context, a limit.Amount, ttl time.Durat
 	return d, err
 }
 
-// Commit ends the reservation: cost units stay charged, the rest is given back, and what exceeds the reservation is
-// charged, whether or not there is room for it. It takes at most the client's timeout. If no node answers in that time,
-// Commit returns nil, and the Client repeats it in the background until the reservation's ttl has passed. Stats has how
-// many reservations are being settled so, and how many the Client has given up. Commit fails with ErrNotFound if the
-// reservation has run out, and with ErrUnavailable if no node answers and 4096 reservations are being settled; the
-// caller may then call it again.
+// Commit ends the reservation: cost units stay charged, and the rest is given back. If cost exceeds the reservation,
+// the excess is charged, whether or not so many units are left. Commit takes at most the client's timeout. If no node
+// answers in that time, Commit returns nil, and the Client repeats it in the background until the reservation's ttl has
+// passed. Stats has how many reservations are being settled so, and how many the Client has given up. Commit fails with
+// ErrNotFound if the reservation has run out, and with ErrUnavailable if no node answers and 4096 reservations are
+// being settled; the caller may then call it again.
 func (r *Reservation) Commit(cost int64) error {
 	_, err := r.CommitCost(cost)
 	return err
 }
 
-// CommitCost is Commit, and returns what it has changed: nothing if no node has answered yet.
+// CommitCost is Commit, and returns what it has changed: the zero Settled if no node has answered yet.
 func (r *Reservation) CommitCost(cost int64) (Settled, error) {
 	return r.end(limit.Amount{Cost: cost})
 }
@@ -322,7 +334,7 @@ type SettledResult = limit.SettledResult
 
 // CommitEach is Commit for up to 1000 reservations in one call, such as those of one ReserveAll. Each has its own
 // result, in order, or is settled in the background as by Commit. The error of the call means that the costs are
-// invalid, or is ErrClosed.
+// invalid, or that the Client is closed.
 func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 	if len(costs) > limit.MaxBatch {
 		return nil, invalid("commits", "must be at most %d, not %d", limit.MaxBatch, len(costs))
@@ -378,8 +390,8 @@ func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 	return results, err
 }
 
-// commitEach commits one reservation or several. If there is only one and no node answers, that is the error of the
-// call.
+// commitEach commits one reservation or several. If there is only one and no node answers, it returns that error as
+// that of the call, so that attempt tries again.
 func (c *Client) commitEach(ctx context.Context, asks []limit.Commit) ([]SettledResult, error) {
 	if len(asks) > 1 {
 		return c.svc.CommitEach(ctx, asks)
@@ -396,8 +408,7 @@ func (r *Reservation) sameAs(t *limit.Target) bool {
 	return r.target.Key == t.Key && scopeOf(&r.target) == scopeOf(t)
 }
 
-// newReservation returns the reservation that the answer to ask granted. asked is when ask was sent; the owner counts
-// the ttl from a later moment.
+// newReservation returns the reservation that the answer to ask granted. asked is when ask was sent.
 func newReservation(c *Client, got *Decision, ask *limit.Reserve, asked time.Duration) *Reservation {
 	return &Reservation{
 		c: c, target: ask.Target, class: ask.Class, id: got.ReservationID, units: got.Granted,

@@ -10,6 +10,10 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// This file ends the reservations whose Commit or Cancel no node has answered. settleLater starts a goroutine for each.
+// settleUntil repeats the same message, with pauses, until a node answers or the ttl has passed: nodes answer a
+// repeated commit as the first one. Close waits for the goroutines (drain).
+
 const (
 	// maxSettling bounds the reservations that are settled in the background. Each takes up to 2 KiB and a goroutine.
 	maxSettling = 4096
@@ -19,13 +23,11 @@ const (
 	settleTimeout = time.Second
 )
 
-// settling has the reservations whose Commit or Cancel no node has answered. Each has a goroutine, which repeats the
-// same message until a node answers or the ttl has passed: nodes answer a repeated commit as the first. Close waits for
-// the goroutines.
+// settling counts the reservations that are settled in the background.
 type settling struct {
-	now       atomic.Int64
+	now       atomic.Int64  // those that are being settled
 	closing   chan struct{} // closed when Close begins
-	unsettled atomic.Uint64 // given up since the Client was made
+	unsettled atomic.Uint64 // those that the Client has given up
 }
 
 // settleLater settles a reservation in the background. It returns false if maxSettling are being settled already. The
@@ -48,8 +50,8 @@ func (c *Client) settleLater(r *Reservation, ask limit.Commit) bool {
 	return true
 }
 
-// settleUntil repeats a commit until a node answers. It returns true if the reservation is settled: not if no node
-// answered before until, or a node's answer was an error other than ErrNotFound.
+// settleUntil repeats a commit until a node answers, and reports whether the reservation is settled. It is not if no
+// node answers before until, or if a node answers with an error other than ErrNotFound.
 func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 	closing := c.settling.closing
 	for pause := minSettlePause; ; pause = min(2*pause, maxSettlePause) {
@@ -67,8 +69,8 @@ func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 			_, err := c.svc.Commit(ctx, ask)
 			return err
 		})
-		// If the reservation is gone before its time, an attempt without an answer has settled it, or its owner lost it
-		// in a crash, as the policy's durability allows.
+		// If a node does not find the reservation before its ttl has passed, an attempt without an answer has settled
+		// it, or its owner has lost it in a crash, as the policy's durability allows.
 		if err == nil || errors.Is(err, ErrNotFound) {
 			c.memory.forget(&ask.Target)
 			return true
@@ -79,7 +81,7 @@ func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 	}
 }
 
-// drain has each commit tried once more at once, and waits for settleTimeout at most.
+// drain makes each goroutine try once more, soon, and waits for settleTimeout at most.
 func (s *settling) drain(now func() time.Duration) {
 	close(s.closing)
 	for end := now() + settleTimeout; s.now.Load() > 0 && now() < end; {

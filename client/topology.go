@@ -8,6 +8,15 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
+// This file finds the owner of a key by the ring.
+//
+//	follow       makes one member ask its node for the topology (member.go)
+//	learned      takes the topology in, and renews the list of members with it (nodes.go)
+//	newTopology  builds the same ring as the nodes, and compares fingerprints
+//	owner        hashes a key, and returns the member at the address of its owner
+//
+// Other files must keep: topology and owners are never modified, so that owner takes no lock.
+
 // topology is the ring and its members, as a node has sent them.
 type topology struct {
 	hashKey   ring.HashKey
@@ -15,14 +24,14 @@ type topology struct {
 	addresses []string // in the order of the table's members; empty: the member cannot be reached
 }
 
-// owners has the node to ask about a key.
+// owners is a topology with the member for each of the ring's members.
 type owners struct {
 	*topology
 	members []*member // in the order of the table's members; nil: the member cannot be reached
 }
 
-// newTopology returns the topology that a node has sent, or nil if it cannot be used: there is only one node, or this
-// build places keys differently.
+// newTopology returns the topology that a node has sent, or nil if the client cannot use it: there is only one node, or
+// this build places keys differently.
 func newTopology(t *weirv1.TopologyResponse, before *topology) *topology {
 	hashKey, err := ring.ParseHashKey(t.GetHashKey())
 	if err != nil || len(t.GetMembers()) < 2 || t.GetRingSettings() != ring.SettingsFingerprint(hashKey) {
@@ -37,7 +46,7 @@ func newTopology(t *weirv1.TopologyResponse, before *topology) *topology {
 	slices.Sort(names)
 	out := &topology{hashKey: hashKey}
 	if before != nil && slices.Equal(before.table.Members(), names) {
-		out.table = before.table // it takes a while to build a table
+		out.table = before.table // because Build takes long
 	} else {
 		out.table = ring.Build(names)
 	}
@@ -50,7 +59,7 @@ func newTopology(t *weirv1.TopologyResponse, before *topology) *topology {
 	return out
 }
 
-// owners returns the owners of keys among the nodes in list.
+// owners returns the owners of keys among the members in list.
 func (t *topology) owners(list []*member) *owners {
 	if t == nil {
 		return nil
@@ -102,11 +111,12 @@ func (o *owners) byName(name string) *member {
 	return nil
 }
 
-// follow reports whether a member should send the topology. One member does at a time: the first that is connected.
+// follow reports whether m is to be the member whose node sends the topology. It is the first member that is connected
+// while there is no such member (source).
 func (ns *nodes) follow(m *member) bool { return ns.source.CompareAndSwap(nil, m) }
 
-// unfollow has another member send the topology if m does. The client keeps the last topology until then: if a node no
-// longer owns a key, or cannot be reached, its checks take a detour.
+// unfollow makes another member follow if m did. Until the other node has sent its topology, the client keeps the last
+// one: a check that goes to a former owner is forwarded.
 func (ns *nodes) unfollow(m *member, others []*member) {
 	if ns.source.CompareAndSwap(m, nil) {
 		for _, o := range others {
@@ -115,7 +125,8 @@ func (ns *nodes) unfollow(m *member, others []*member) {
 	}
 }
 
-// learned takes in the topology that a node has sent.
+// learned takes in the topology that a node has sent. If the client cannot use it, any node gets checks, so all are
+// connected.
 func (ns *nodes) learned(t *weirv1.TopologyResponse) {
 	ns.mu.Lock()
 	before := ns.ring

@@ -11,6 +11,19 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
+// This file asks the processes that gossip names who they are. It lies between the membership library and the roster.
+// verifier.go has the state and the words.
+//
+//  1. The library calls heard, heardForeign, up and down (delegate.go). They tell the verifier, and wake run.
+//  2. run asks the verifier for the candidate to ask next, and starts a goroutine for each (probe).
+//  3. probe asks the process on its peer port (Config.Identify), and compares the answer with the claim.
+//  4. answered tells the verifier the outcome. It posts to the cluster's goroutine which processes count from now on,
+//     and which do not any more.
+//  5. If a process counts and the library does not list it, takeIn makes the library exchange memberships with it.
+//
+// Other files must keep: the library calls heard, up and down with its own locks held, so mu is never held while the
+// library is called.
+
 // probeTimeout bounds the wait for a process to say who it is.
 const probeTimeout = 2 * time.Second
 
@@ -21,7 +34,7 @@ type Identity struct {
 	State      State
 	Settings   uint64 // Config.SettingsFingerprint
 	Voters     uint32 // a fingerprint of Config.Voters; 0: none
-	GossipPort uint16 // of those ports that others reach it at; 0: none
+	GossipPort uint16 // the ports at which other nodes reach it; 0: none
 	HTTPPort   uint16
 	GRPCPort   uint16
 }
@@ -35,14 +48,14 @@ func (c *Cluster) Identity() Identity {
 	}
 }
 
-// prober asks the processes that gossip names who they are, between the gossip and the roster.
+// prober runs a verifier. Its methods are safe for concurrent use.
 type prober struct {
 	c    *Cluster
-	wake fifo.Signal
+	wake fifo.Signal // wakes run
 
-	mu     sync.Mutex // held while what follows is posted, too, so that the roster hears of it in this order
+	mu     sync.Mutex // held also while something is posted, so that the roster hears of changes in their order
 	v      *verifier
-	listed map[identity]node // those that the library lists, whether they count or not
+	listed map[identity]node // the processes that the library lists, whether they count or not
 }
 
 func newProber(c *Cluster) *prober {
@@ -50,10 +63,10 @@ func newProber(c *Cluster) *prober {
 		listed: map[identity]node{}}
 }
 
-// now reads the clock that back-off and expiry go by.
+// now reads the clock of the verifier.
 func (p *prober) now() time.Time { return time.Now() }
 
-// run asks until ctx ends, and waits for those that are being asked.
+// run asks candidates until ctx ends. Then it waits for the questions in flight.
 func (p *prober) run(ctx context.Context) {
 	var asked sync.WaitGroup
 	defer asked.Wait()
@@ -81,8 +94,7 @@ func (p *prober) run(ctx context.Context) {
 // look wakes run, which looks for a process to ask.
 func (p *prober) look() { p.wake.Set() }
 
-// heard takes in what gossip says of a process, and returns why it does not count. It is called with the library's
-// locks held.
+// heard takes in what gossip says of a process, and returns why it does not count, or nil.
 func (p *prober) heard(n node) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,7 +111,7 @@ func (p *prober) heardForeign(n node, why error) {
 	p.look()
 }
 
-// up takes in that the library lists a process, or that it has changed its metadata.
+// up takes in that the library lists a process, or that the process has changed its metadata.
 func (p *prober) up(n node) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,8 +122,8 @@ func (p *prober) up(n node) {
 	}
 }
 
-// down takes in that the library lists a process no more. One that has said that it leaves is gone; any other is asked
-// first.
+// down takes in that the library does not list a process any more. A process that has said that it leaves is gone. Any
+// other one is asked first (doubt).
 func (p *prober) down(id identity) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,7 +137,7 @@ func (p *prober) down(id identity) {
 	p.c.post(func() { p.c.down(id) })
 }
 
-// ask has a member asked again at once.
+// ask makes run ask a member again at once.
 func (p *prober) ask(id identity) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,7 +152,7 @@ func (p *prober) known(ip netip.Addr) bool {
 	return p.v.known(ip)
 }
 
-// setSeeds tells the addresses of the seeds.
+// setSeeds sets the addresses of the seeds.
 func (p *prober) setSeeds(seeds map[netip.Addr]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,7 +165,7 @@ func (p *prober) pending() (all, fresh int, detail string) {
 	return p.v.pending()
 }
 
-// probe asks one process, and sees to what follows.
+// probe asks one process, and does what follows from its answer.
 func (p *prober) probe(ctx context.Context, c claim, foreign bool, timeout time.Duration) {
 	asking, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -169,30 +181,31 @@ func (p *prober) probe(ctx context.Context, c claim, foreign bool, timeout time.
 	case a.joins && !listed:
 		p.takeIn(c)
 	case a.kept:
-		// What the library has heard is told to the process itself, which refutes it.
+		// In the exchange, the process hears that gossip takes it for dead, and refutes it.
 		p.join(c)
 	}
 }
 
-// takeIn has the library learn of a process that counts, which it was kept from before.
+// takeIn makes the library learn of a process that counts from now on. Before, the process was kept from the library
+// (NotifyAlive).
 func (p *prober) takeIn(c claim) {
 	p.join(c)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, listed := p.listed[c.identity]; !listed {
-		p.v.down(c.identity) // until it is heard of again: the library will not say that it is gone
+		p.v.down(c.identity) // because the library does not call down for a process that it does not list
 	}
 }
 
-// join has the library exchange memberships with a process.
+// join makes the library exchange memberships with a process.
 func (p *prober) join(c claim) {
 	if _, err := p.c.list.Join([]string{c.addr.String()}); err != nil {
 		p.c.log.Debug("membership exchange failed", "member", c.name, "error", err)
 	}
 }
 
-// answered takes in what came of a question, and returns what follows and whether the library lists the process. One
-// that counts and is not listed is to be made known to the library, which it was kept from before.
+// answered takes in the outcome of a question, and posts what the roster must know. It returns what follows, and
+// whether the library lists the process.
 func (p *prober) answered(c claim, what outcome, id Identity, err error) (a answer, listed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -221,7 +234,7 @@ func (p *prober) answered(c claim, what outcome, id Identity, err error) (a answ
 	return a, listed
 }
 
-// compare says whether a process is the one that gossip claims, of this cluster or a foreign one.
+// compare says whether a process is the one of the claim. The settings of a foreign one must differ from this node's.
 func (p *prober) compare(c claim, id Identity, foreign bool) (outcome, error) {
 	switch {
 	case id.Name != c.name || id.Boot != c.boot:

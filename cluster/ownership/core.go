@@ -9,29 +9,46 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// This file is the shell of the state machine: its settings, the view of the ring, the loop over partitions (work), and
-// Route. One file each for what happens to a partition:
+// This file has the settings and the state of a Core, its entry points, and the loop over partitions (work). One other
+// file each does what happens to a partition:
 //
 //	claim.go   takes a partition that no process hands over
 //	move.go    hands a partition over, and merges one that both processes hold
-//	follow.go  keeps copies up to date: of the backup, and of the receiver of a move
-//	grant.go   the holder's side of grants, under which strict rules are decided
-//	vote.go    the voter's side
+//	follow.go  keeps the copies of a held partition up to date; log.go carries them
+//	grant.go   the holder's side of grants, under which strict rules are decided; vote.go is the voter's side
 //	leave.go   how a leaving node finds out which of its copies are still needed
 //	disk.go    the disk, and the copies that it had when the process started
 //
-// Words: the holder decides for a partition under a term. Its followers are the backup, which claims the partition when
-// the holder is lost, and the target, which receives it in a move. The content is what the holder decides on; a copy is
-// what a follower has of it.
+// The path of an event:
 //
-// Two clocks: t is boot time; leases and resends read it. awake stands still while this process does not run; how long
-// another process has not answered is measured by it, because a process that did not run has not read the answers
-// either.
+//  1. The runner calls SetView, Receive, Urgent or Tick, with a reading of the clocks (Now).
+//  2. SetView ends what lost processes took part in (review). Receive calls the handler of the message. Tick and
+//     SetView call work.
+//  3. work looks at all partitions (lookAtAll) or at the busy ones (tendBusy). tend takes what is in progress in a held
+//     partition one step further. flush sends pending changes to followers. resend and requestGrants repeat unanswered
+//     messages.
+//  4. All of these add to Core.out. The runner calls Take, and carries out the Effects.
+//
+// Words:
+//
+//	holder, owner  the holder of a partition decides on it, under a term. The ring gives a partition to its owner
+//	content        the states that the holder decides on
+//	follower       a process that gets a copy of the content: the backup, which claims the partition if the holder is
+//	               lost, or the target, the receiver of a move. The disk of this process is a follower too
+//	caught         of a follower: it has acknowledged a whole copy
+//	pending        of a change: it is not in the log to the follower yet
+//	busy           of a held partition: it is looked at in each tick
+//	t              boot time. Leases and resends read it
+//	awake          a clock that advances by at most awakeMost between two ticks. It measures how long another process
+//	               has not answered, because the answers wait unread while this process does not run
+//
+// Other files must keep: what changes a Route calls publish; after SetView, no follower, move or log is that of a lost
+// process.
 
 // Now is one reading of a node's clocks.
 type Now struct {
 	algo.Instant // the clock of decisions
-	// Nanoseconds on a clock that goes on through a suspend (CLOCK_BOOTTIME); leases and time-outs read it.
+	// Boot is in nanoseconds, on a clock that goes on through a suspend (CLOCK_BOOTTIME). Leases and time-outs read it.
 	Boot int64
 }
 
@@ -41,60 +58,65 @@ type Config struct {
 	Partitions int
 	Data       Data
 	Voters     []string // ring names of the fixed voters: none, 1, 3 or 5
-	// Lease is how long a grant lasts, 3 s by default. Drift is the error of clock rates that is allowed for, as parts
-	// per million; 1000 by default.
+	// Lease is how long a grant lasts, 3 s by default. Drift is the allowed error of clock rates in parts per million,
+	// 1000 by default.
 	Lease time.Duration
 	Drift int64
-	// Flush is how often changes that no answer waits for are sent to followers, 40 ms by default. With a Tick every 10
-	// ms, a change is sent within 50 ms.
+	// Flush is how often followers get the changes that no answer waits for, 40 ms by default. With a Tick every 10 ms,
+	// a change is sent within 50 ms.
 	Flush time.Duration
-	// Moves bounds the partitions that are moved away at a time, 16 by default; four times as many are accepted.
+	// Moves bounds the partitions that this node gives away at a time, 16 by default. It accepts four times as many.
 	Moves int
-	// MaxBuffered bounds the bytes of incomplete chunks from all senders, 512 MiB by default. Only a key whose state is
-	// larger than a message comes in several pieces: one that does not fit never moves here.
+	// MaxBuffered bounds the bytes of incomplete chunks from all senders, 512 MiB by default. A chunk above pieceBytes
+	// comes in pieces; only a key with a large state makes one. A chunk that does not fit is refused, so a partition
+	// with such a key never moves here.
 	MaxBuffered int
 	Restore     RestoreConfig
 }
 
-// Time-outs of the protocol. All say when something is tried again, except patience and stall: after those this node
-// goes on without a member that does not answer.
+// Time-outs of the protocol.
 const (
-	// A message without an answer; twice as long each time, up to resendMost.
+	// After these, this node tries again.
+
+	// A log repeats its unanswered blocks after resendAfter, then after twice as long each time, up to resendMost.
 	resendAfter = int64(100 * time.Millisecond)
 	resendMost  = int64(time.Second)
-	confirmMost = int64(20 * time.Millisecond) // the longest wait for a replaced backup's last confirmation
-	commitAgain = int64(30 * time.Millisecond) // a Commit without an answer, while checks are parked
-	askAgain    = int64(time.Second)           // a question about a partition that another process holds
-	retryAfter  = int64(200 * time.Millisecond)
-	patience    = int64(5 * time.Second) // a claim goes on without a member that does not answer
-	fullAgain   = int64(4 * time.Second) // a process that had no room for a copy
-	stall       = int64(time.Second)     // a backup that does not answer is dropped
-	idleAfter   = int64(3 * time.Second)
-	lookEvery   = int64(100 * time.Millisecond) // between two looks at all partitions
+	commitAgain = int64(30 * time.Millisecond)  // repeats a Commit; short, because checks of the partition wait
+	askAgain    = int64(time.Second)            // asks again about a partition that another process holds
+	retryAfter  = int64(200 * time.Millisecond) // tries most other things again
+	fullAgain   = int64(4 * time.Second)        // begins a copy again at a process that had no memory for one
+	lookEvery   = int64(100 * time.Millisecond) // looks at all partitions
 	restEvery   = int64(time.Second)            // the same while the node rests
+
+	// After these, this node goes on without an answer.
+
+	confirmMost = int64(20 * time.Millisecond) // the last confirmation of a backup that is replaced
+	stall       = int64(time.Second)           // a backup is dropped; a move does not wait for the disk any more
+	idleAfter   = int64(3 * time.Second)       // an accepted offer whose giver is silent ends
+	patience    = int64(5 * time.Second)       // a round of queries ends without the members that are silent
 )
 
-// awakeMost is the most by which Core.awake advances from one tick to the next. Leases and a voter's abstention read
-// boot time instead.
+// awakeMost is the most by which Core.awake advances from one tick to the next.
 const awakeMost = int64(200 * time.Millisecond)
 
 const (
-	chunkBytes = 192 << 10 // drained at a time
-	flushBytes = 256 << 10 // drained in one Tick, some milliseconds, before messages that have arrived are received
-	pieceBytes = 256 << 10 // of a chunk, in one entry of a log
-	// Backups that get their first whole copy at a time; changes of other partitions are sent first.
+	chunkBytes = 192 << 10 // one Drain takes about this much
+	flushBytes = 256 << 10 // one flush drains about this much, in some milliseconds; then messages are received
+	pieceBytes = 256 << 10 // the longest chunk in one entry of a log
+	// maxCopying bounds the backups that get their first whole copy at a time, so that the changes of other partitions
+	// are sent soon.
 	maxCopying   = 64
-	freezeBelow  = 256 // keys left to send when a move freezes its partition
-	versionsDone = math.MaxUint64
+	freezeBelow  = 256            // a move freezes its partition when at most so many keys are pending
+	versionsDone = math.MaxUint64 // in Progress.Version: all answers
 )
 
 // View is the members and the owners of partitions as this node sees them. Its slices must not change any more.
 type View struct {
 	Members []Member // all that are alive, this node included
 	Owners  []int32  // by partition: index into Members of its owner by the ring; -1: none
-	Backups []int32  // by partition: of the owner by a ring without this node; -1, or beyond the slice: none
-	Settled bool     // this node has joined, and the view has not changed for a moment
-	Leaving bool     // this node is to give everything away
+	Backups []int32  // by partition: index of the owner by a ring without this node; -1, or beyond the slice: none
+	Settled bool     // this node has joined, and the view has not changed for some time
+	Leaving bool     // this node gives all its partitions away
 }
 
 // Member is one of a View.
@@ -108,10 +130,10 @@ type Standing uint8
 
 // The standings.
 const (
-	Unclaimed Standing = 0 // no holder is known; this node is about to find it or to claim: wait
+	Unclaimed Standing = 0 // no holder is known; this node is about to find the holder or to claim: wait
 	Owned     Standing = 1 // this node decides
-	Frozen    Standing = 2 // the last instants of a hand-over: wait, for 50 ms at most
-	Elsewhere Standing = 3 // another node does
+	Frozen    Standing = 2 // the last step of a move: wait shortly
+	Elsewhere Standing = 3 // another node decides
 )
 
 // Route says where a partition's checks are decided, as far as this node knows.
@@ -128,7 +150,7 @@ type Route struct {
 // Handed is the Route of a check that another node has sent here. When members leave or join shortly after each other,
 // rings differ until gossip has spread. The sender's ring names this node, and this node's ring may name a third one
 // that does not hold the partition either. So the check goes to the process that this node heard of last as the holder.
-// Its term orders such hints, which ends the forwarding.
+// The limiter follows a hint only if its term is above those that it has followed for this check, so forwarding ends.
 func (r *Route) Handed() *Route {
 	if r.Heard == (Node{}) {
 		return r
@@ -144,16 +166,16 @@ type Effects struct {
 	Notes     []Note // for the log
 }
 
-// Progress says up to which of its versions a partition's answers may be given.
+// Progress says that a partition's answers may be given, up to a version.
 type Progress struct {
 	Partition int
 	Version   uint64
-	// Unguarded: there is no backup to wait for. Answers are given as degraded; those under strict rules only with
-	// StrictToo.
+	// Unguarded: there is no backup, or its confirmation does not count (vouched). The answers are given as degraded;
+	// strict answers only with StrictToo.
 	Unguarded bool
 	StrictToo bool
-	// Saved: it is about answers that wait for the disk as well. With Unguarded, one of the two that were waited for is
-	// not there any more.
+	// Saved: this is about the answers that wait for the disk and the backup. With Unguarded, the disk or the backup is
+	// detached.
 	Saved bool
 }
 
@@ -162,102 +184,102 @@ type Note struct {
 	What      string // such as "claimed"
 	Partition int
 	Term      Term
-	Before    Term   // that of a lost holder, or of the content that was merged; zero if there is none
+	Before    Term   // the term of a lost holder, or of the content that was merged; zero: none
 	Other     Node   // the other process involved, if any
-	Detail    string // one of a few constants, empty when there is nothing to add
+	Detail    string // one of a few constants; empty: none
 }
 
-// Core is one node's part in the protocol. For every partition it knows the holder and the position of the copy here;
-// on a voter also the records. It has no goroutine, clock or socket: it acts in its methods only, by the Now that they
-// get, so that a simulator runs the same code as a node. Its methods must not be called at the same time.
+// Core is one node's part in the protocol. It knows the holder of every partition and the position of this node's copy;
+// on a voter it has the records too. It acts only in its methods, by the Now that they get. Its methods must not be
+// called at the same time.
 type Core struct {
 	cfg  Config
 	data Data
 	now  Now
 	t    int64 // now.Boot
-	// awake is the clock that stands still while this process does not run. ran and ticked are awake and t at the last
-	// tick.
+	// ran and ticked are awake and t at the last tick.
 	awake, ran, ticked int64
 
 	view  View
-	views int            // how many there have been
-	alive map[Node]int32 // index into view.Members
-	// The process that lives found alive last, so that it need not look again; zero after a new view.
-	heard Node
+	views int             // the number of views so far, this one included
+	alive map[Node]int32  // the processes of view: index into view.Members
+	heard Node            // the process that lives has found last; a cache, zero after a new view
 	named map[string]Node // the live process of a ring name
-	// strangers are processes that hold something and are not in the view yet, and when this node heard so. departed
-	// are processes that have been in a view and are not any more, and since when. See strange.
+	// strangers are processes that hold a partition and are not in the view yet, and when this node heard of them
+	// first. departed are processes that have left the view, and when. See strange.
 	strangers, departed map[Node]int64
-	// newcomers are processes that have come into the ring less than newcomerFor ago, and when they did. See newcomer.
-	newcomers map[Node]int64
-	full      map[Node]int64 // processes that had no room for a copy, and when to begin one there again
-	parts     []part
-	out       Effects
-	taken     Effects   // by the last Take; the next Take uses its arrays again
-	loop      []Message // to this node itself
+	newcomers           map[Node]int64 // processes that have entered the ring, and when. See newcomer
+	full                map[Node]int64 // processes that had no memory for a copy, and when to begin a copy there again
+	parts               []part
+	out                 Effects
+	taken               Effects   // by the last Take; the next Take uses its arrays again
+	loop                []Message // to this node itself
 
-	logs     []*outlog       // to the processes that have copies from here
-	begun    uint64          // logs ever
+	logs     []*outlog       // to the followers of this node's partitions
+	begun    uint64          // the number of logs so far
 	received map[Node]*inlog // from other processes
 
-	moving   int // partitions on their way to another node
-	arriving int // partitions on their way to this one
-	copying  int // followers that are getting their first whole copy
+	moving   int // partitions that this node is giving away
+	arriving int // accepted offers
+	copying  int // backups that are getting their first whole copy
 
-	round   *round // of queries, nil when none is in progress
-	queries uint64
-	gained  []int // partitions that this node has come to hold, or raised the term of, since tell
-	tellAt  int64
+	round   *round // the queries of claims; nil: none is in progress
+	queries uint64 // the ID of the last Query
+	gained  []int  // partitions that members have yet to be told of (tell)
+	tellAt  int64  // no tell before
 
-	flushAt int64
-	dirty   []int // partitions with pending changes when the last flush began
+	flushAt int64 // when the next flush begins
+	dirty   []int // partitions that had pending changes when the last flush began
 	flushed int   // how many of dirty that flush has sent
-	pending []int // those of dirty that still have pending changes after that
-	drained int   // bytes, ever
-	lookAt  int64
-	stir    bool // the next work looks at all partitions
-	settled bool // what Settled says, as of the last look at all partitions
-	// On a leaving node: when the last question was sent that each process has answered (leave.go).
+	pending []int // those of them that still have pending changes
+	drained int   // the number of bytes drained so far
+	lookAt  int64 // when all partitions are looked at next
+	stir    bool  // the next work looks at all partitions
+	settled bool  // what Settled says, as of the last look at all partitions
+	// On a leaving node (leave.go): when the last question was sent that each process has answered; the unanswered
+	// questions, and when each was sent; when the last question was sent.
 	words   map[Node]int64
-	asked   map[uint64]int64 // on a leaving node: unanswered questions, and when each was sent
-	askedAt int64            // when the last of them was sent
-	busy    []int            // partitions with something in progress
-	tended  []int            // the other array of busy: tendBusy swaps them
+	asked   map[uint64]int64
+	askedAt int64
+	busy    []int // partitions that tendBusy looks at
+	tended  []int // the other array of busy: tendBusy swaps them
 	grants  grants
-	voter   *voter // nil: not one
+	voter   *voter // nil: this node is not a voter
 
 	absent      []string // members that the disk knows and that have not been seen
 	absentUntil int64    // boot time until which claims wait for them
 }
 
-// part is what a Core knows of one partition. There are thousands, so fields that replication reads lie together: first
-// those that a holder reads, last those that the owner of a copy reads, which begin a cache line.
+// part is what a Core knows of one partition. There are thousands. So the fields that replication reads lie together:
+// first those that a holder reads, then, from known on, those that a follower reads, which begin a cache line.
 type part struct {
 	standing        Standing // of a held partition: Owned or Frozen
 	held            bool
-	dirty, attended bool // in Core.dirty, in Core.busy
-	term            Term // while held
-	move            *move
+	dirty, attended bool  // in Core.dirty, in Core.busy
+	term            Term  // while held
+	move            *move // by which this node gives the partition away; nil: none
 	strict          *strictness
-	followers       [3]follower
-	attached        uint64 // how many followers were attached
+	followers       [3]follower // by Slot
+	attached        uint64      // the number of attachments so far
 
-	committed map[Node]*CommitAck // the answer to the last Commit of each live process that this node has taken
-	askAt     int64               // no question, claim or move before
+	committed map[Node]*CommitAck // the answers to the last Commits that this node has taken, by giver (remember)
+	askAt     int64               // no question, move or bringing of a restored copy before
 
-	// The highest term that is known to have been held, and its holder.
+	// known is the highest term that is known to have been held, or that the next term must be above. holder is its
+	// holder; the zero Node: not known.
 	known    Term
 	holder   Node
-	hintView int // the number of the view in which known and holder were learned
-	// The copy of a partition that another process holds. copyFrom sent it. The position is zero unless the copy is
-	// complete.
+	hintView int // Core.views when known and holder were learned
+	// copyFrom has sent this node's copy of a partition that another process holds. copy is its position, zero unless
+	// the copy is complete.
 	copyFrom Node
 	copy     Position
 	incoming incoming
 	origin   Term // of the content or the copy: the term that its history began with
-	// under which this process has held what its disk has; zero: nothing, or the disk of a later holder has it
+	// saved is the term under which this process held the partition when its disk last had all of it. Zero: the disk
+	// has none, or the disk of a later holder has it.
 	saved    Term
-	restored bool // the copy was on the disk when this process started, and this process or another is to take it in
+	restored bool // the copy was on the disk when this process started, and no holder has it yet
 	bringTo  Node // the process that said last that it holds the partition, while restored
 }
 
@@ -284,7 +306,7 @@ func New(cfg Config, now Now) *Core {
 		words: make(map[Node]int64),
 		asked: make(map[uint64]int64), full: make(map[Node]int64), received: make(map[Node]*inlog),
 	}
-	// Apart from parts: they are large, and most work reads none of them.
+	// Not within parts, because they are large and most of work does not read them.
 	stricts := make([]strictness, cfg.Partitions)
 	for p := range c.parts {
 		c.parts[p].strict = &stricts[p]
@@ -348,7 +370,7 @@ func (c *Core) review(p int) {
 	case m.commit == nil:
 		c.abandon(p)
 	default:
-		// The receiver may have taken the partition and admitted on it before it was lost. So this is an unplanned
+		// The receiver may have taken the partition and allowed checks before it was lost. So this is an unplanned
 		// claim.
 		c.note("receiver of a committed move was lost", p, m.to, "")
 		c.endMove(p)
@@ -362,14 +384,14 @@ func (c *Core) review(p int) {
 	c.wantBackup(p)
 }
 
-// Tick lets time pass. Call it every 10 ms, and again while the Core is Behind.
+// Tick does what the clocks ask for. Call it every 10 ms, and again at once while the Core is Behind.
 func (c *Core) Tick(now Now) {
 	c.at(now)
 	c.ran, c.ticked = c.awake, c.t
 	c.work()
 }
 
-// Urgent says that answers wait until the partition's changes are with its backup.
+// Urgent says that answers wait until the partition's backup and disk have its changes.
 func (c *Core) Urgent(now Now, p int) {
 	c.at(now)
 	if pt := &c.parts[p]; pt.held {
@@ -433,9 +455,9 @@ func (c *Core) receive(from Node, m Message) {
 	}
 }
 
-// work does what the time asks for. It looks at all partitions, which takes 0.1 ms, after a new view, after a move has
-// ended, and every lookEvery, or restEvery while the node rests. Otherwise it looks at the busy ones, and in a flush at
-// those with pending changes.
+// work does what the clocks ask for. It looks at all partitions, which takes 0.1 ms, when stir is set, and every
+// lookEvery, or restEvery while the node rests. Otherwise it looks at the busy ones, and in a flush at those with
+// pending changes.
 func (c *Core) work() {
 	if c.voter != nil {
 		c.voter.tick()
@@ -461,10 +483,10 @@ func (c *Core) work() {
 	}
 }
 
-// lookSoon has all partitions looked at within lookEvery.
+// lookSoon makes work look at all partitions within lookEvery.
 func (c *Core) lookSoon() { c.lookAt = min(c.lookAt, c.t+lookEvery) }
 
-// attend makes tendBusy tend a partition until nothing is in progress there.
+// attend makes tendBusy tend a partition for as long as it is held and busy.
 func (c *Core) attend(p int) {
 	if pt := &c.parts[p]; !pt.attended {
 		pt.attended = true
@@ -486,12 +508,12 @@ func (c *Core) tendBusy() {
 	c.tended = busy
 }
 
-// Behind reports whether the last Tick has left a part of a flush undone. Receive what has arrived, then call Tick
-// again.
+// Behind reports whether the last Tick has left a part of a flush undone. Then pass to Receive what has arrived, and
+// call Tick again.
 func (c *Core) Behind() bool { return c.flushed < len(c.dirty) }
 
-// Idle reports whether the last Tick has found nothing in progress and nothing to send. Then the next one may come
-// after 100 ms, unless a message, a view, an urgent or any other change comes first.
+// Idle reports whether the last Tick has found nothing in progress and nothing to send. Then the next Tick may come
+// after 100 ms, unless Receive, SetView or Urgent is called, or a content changes, before that.
 func (c *Core) Idle() bool {
 	g := &c.grants
 	return c.flushAt == c.t+int64(c.cfg.Flush) && c.rests() && len(c.dirty)+len(c.pending)+len(c.gained) == 0 &&
@@ -501,14 +523,14 @@ func (c *Core) Idle() bool {
 		(c.voter == nil || c.voter.ready())
 }
 
-// rests reports whether nothing is in progress that a look at all partitions would take further.
+// rests reports whether a look at all partitions would find nothing to do.
 func (c *Core) rests() bool {
 	return c.Settled() && !c.view.Leaving && len(c.busy)+len(c.newcomers)+c.arriving == 0 &&
 		!slices.ContainsFunc(c.logs, c.late)
 }
 
-// flush sends followers pending changes that no answer waits for, at most flushBytes in one call. After a change of all
-// keys' limits much more is pending, and messages that have arrived must not wait for all of it.
+// flush sends followers the pending changes that no answer waits for, about flushBytes in one call. After a reload that
+// changes the limits of all keys, much more is pending. Behind then lets the runner deliver messages between two calls.
 func (c *Core) flush() {
 	if !c.Behind() {
 		c.flushAt = c.t + int64(c.cfg.Flush)
@@ -551,7 +573,7 @@ func (c *Core) lookAtAll() {
 		pt := &c.parts[p]
 		in := &pt.incoming
 		if in.from != (Node{}) && c.awake-in.word > idleAfter {
-			c.endOffer(p) // its sender has stopped, and another process may be waiting to send
+			c.endOffer(p) // the giver has stopped, and another process may wait to send
 		}
 		if pt.held != c.mine(p) || pt.held && pt.standing == Frozen {
 			c.settled = false
@@ -571,7 +593,7 @@ func (c *Core) lookAtAll() {
 	c.ask(ask)
 }
 
-// busy reports whether a partition has to be looked at in each tick.
+// busy reports whether something is in progress in a held partition that each tick may take further.
 func (pt *part) busy() bool {
 	if pt.move != nil || pt.strict.closed != nil {
 		return true
@@ -584,7 +606,7 @@ func (pt *part) busy() bool {
 	return false
 }
 
-// tend takes everything that is in progress in a held partition its next step.
+// tend takes everything that is in progress in a held partition one step further.
 func (c *Core) tend(p int) {
 	pt := &c.parts[p]
 	if pt.move == nil && pt.standing == Owned {
@@ -611,8 +633,8 @@ func (c *Core) deliverOwn() {
 	}
 }
 
-// Take returns the effects since the last call. They are valid until the next call. Changes of several partitions since
-// then are in one Block for each follower.
+// Take returns the effects since the last call. They are valid until the next call. The changes that have been drained
+// since the last call, of all partitions, share Blocks, as many as fit.
 func (c *Core) Take() Effects {
 	c.transmit()
 	out := c.out
@@ -653,9 +675,10 @@ func (c *Core) lives(n Node) bool {
 	return ok
 }
 
-// owner is the process that should hold a partition by the ring; the zero Node where the view names none.
+// owner is the process that the ring gives a partition to; the zero Node where the view names none.
 func (c *Core) owner(p int) Node { return c.member(c.view.Owners, p) }
 
+// member is the process that View.Owners or View.Backups names for a partition.
 func (c *Core) member(by []int32, p int) Node {
 	if p >= len(by) || by[p] < 0 {
 		return Node{}
@@ -663,10 +686,11 @@ func (c *Core) member(by []int32, p int) Node {
 	return c.view.Members[by[p]].Node
 }
 
-// mine reports whether this node should hold a partition by the ring.
+// mine reports whether the ring gives a partition to this node.
 func (c *Core) mine(p int) bool { return c.owner(p) == c.cfg.Self }
 
-// learn notes that a process has held a partition under a term.
+// learn notes that a process has held a partition under a term. It replaces known and holder if the term is higher, or
+// if the term is the same and the noted holder is lost.
 func (c *Core) learn(p int, t Term, by Node) {
 	pt := &c.parts[p]
 	if pt.known.Less(t) || pt.known == t && by != (Node{}) && pt.holder != by && !c.lives(pt.holder) {
@@ -675,7 +699,7 @@ func (c *Core) learn(p int, t Term, by Node) {
 	}
 }
 
-// exceed makes the next term that this node takes be above another one.
+// exceed makes the next term that this node takes be above t.
 func (pt *part) exceed(t Term) {
 	if pt.known.Less(t) {
 		pt.known = t
@@ -685,9 +709,9 @@ func (pt *part) exceed(t Term) {
 // publish makes the caller read the partition's Route again.
 func (c *Core) publish(p int) { c.out.Routes = append(c.out.Routes, p) }
 
-// Route says where checks of a partition are decided, as far as this node knows. A known live holder comes before the
-// ring's owner where the ring names this node, that holder or a newcomer, or where the holder was heard of since the
-// last view.
+// Route says where checks of a partition are decided, as far as this node knows. It names the known live holder if the
+// ring's owner is this node, that holder or a newcomer, or if the holder was learned since the last view. Otherwise it
+// names the ring's owner.
 func (c *Core) Route(p int) Route {
 	pt := &c.parts[p]
 	owner := c.owner(p)
@@ -709,20 +733,20 @@ func (c *Core) Route(p int) Route {
 	return r
 }
 
-// hold makes this node the holder of a partition under a term, and open lets it decide. Callers attach followers that
-// already have the content between the two, because decisions begin inside open.
+// hold makes this node the holder of a partition under a term. open then lets it decide. Between the two, callers
+// attach followers that already have the content, because decisions begin inside open.
 func (c *Core) hold(p int, t Term) {
 	pt := &c.parts[p]
 	if f := &pt.followers[Disk]; f.node != (Node{}) && (!pt.held || !f.caught) {
-		// A copy that the disk does not have as a whole yet would keep its former position, and must not be taken for
-		// the holder's.
+		// The disk followed this process as a backup, or does not have the whole content yet. Its copy would keep its
+		// former position, and must not be taken for the holder's.
 		c.dropFollower(p, Disk, "")
 	}
 	pt.held, pt.standing, pt.term = true, Owned, t
 	pt.known, pt.holder, pt.hintView = t, c.cfg.Self, c.views
 	pt.copy, pt.copyFrom = Position{}, Node{}
 	pt.strict.since = c.awake
-	c.settled = c.settled && c.mine(p) // a leaving node must not end because it was settled at the last look
+	c.settled = c.settled && c.mine(p) // otherwise a leaving node could end with this partition before the next look
 	c.gained = append(c.gained, p)
 	c.data.Lease(p, 0)
 }
@@ -734,7 +758,7 @@ func (c *Core) open(p int) {
 	c.publish(p)
 }
 
-// raise gives a held partition a higher term.
+// raise gives a held partition a higher term. Its followers learn the term with their next entries (follower.relabel).
 func (c *Core) raise(p int) {
 	pt := &c.parts[p]
 	pt.strict.raised()
@@ -747,7 +771,7 @@ func (c *Core) raise(p int) {
 	c.attend(p)
 }
 
-// next is a term above every known one.
+// next is a term above every known one, of the highest epoch that a voter has named.
 func (c *Core) next(p int) Term {
 	pt := &c.parts[p]
 	t := pt.known.after(c.cfg.Self.Boot)
@@ -755,29 +779,30 @@ func (c *Core) next(p int) Term {
 	return t
 }
 
-// Settled reports whether this node holds exactly the partitions that the view gives it. It is as of the last look at
-// all partitions; a partition that it has got since and should not hold counts at once.
+// Settled reports whether this node holds exactly the partitions that the view gives it, none of them Frozen, as of the
+// last look at all partitions. A partition that it has begun to hold since and that the view gives to another node
+// makes Settled false at once.
 func (c *Core) Settled() bool { return c.view.Settled && c.settled && !c.stir }
 
 // Status is a summary of what a Core holds and does.
 type Status struct {
 	Held     int  // partitions
-	Moving   int  // of them: on their way to another node
-	Frozen   int  // of them: in the last step of that
-	Awaited  int  // partitions that this node should hold and does not
-	Arriving int  // partitions on their way to this node
-	Copies   int  // complete copies of others' partitions
+	Moving   int  // held partitions that this node is giving away
+	Frozen   int  // of Moving: in the last step
+	Awaited  int  // partitions that the ring gives to this node and that it does not hold
+	Arriving int  // offers of partitions that this node has accepted
+	Copies   int  // complete copies of partitions that other processes hold, the partitions of Awaited left out
 	Stranded int  // complete copies whose holder is lost, or may be, with no known claimant
-	Degraded int  // held partitions without a current copy elsewhere
-	NoRoom   int  // of them: because the backup has no room for the copy
+	Degraded int  // held partitions without a caught backup
+	NoRoom   int  // of Degraded: because the backup has no memory for the copy
 	Pending  int  // keys with changes that have not been sent to a backup yet
 	Unsaved  int  // partitions, held or backed up, with changes that the disk has not confirmed
 	Restored int  // copies from the disk that no process has taken in yet
 	Kept     int  // partitions that the disk has and other processes hold, whose disks may not have them
 	Granted  int  // held partitions under a live grant; 0 without voters
-	Highest  Term // held
+	Highest  Term // the highest of held partitions
 	Voter    bool // this node is a voter
-	Voting   bool // and does not abstain any more
+	Voting   bool // this node is a voter and does not abstain any more
 }
 
 // Status summarises what this node holds and does.

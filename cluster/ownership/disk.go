@@ -6,22 +6,42 @@ import (
 )
 
 // This file is about the disk, on which a process keeps the partitions that it holds or backs up, and about the copies
-// that it had there when it started. DESIGN.md, "The disk", gives the reasons.
+// that were there when the process started. DESIGN.md, "The disk", gives the reasons.
 //
 // The disk is the follower of the Slot Disk. It gets a log like a process does, and DiskNode stands for it in
-// Envelopes. A holder's answers wait for its confirmations, which are Progress with Saved. Nothing waits for those of a
-// backup.
+// Envelopes. A holder's answers of persistent policies wait for the disk's confirmations, which are Progress with
+// Saved. No answer waits for the disk of a backup.
 //
-// A copy that was restored is a copy without a holder (part.restored). Either this process claims the partition from it
-// (claim.go), or another process holds the partition. Then bring sends the copy there, in entries with Join: the holder
-// joins it with its content (takeJoin), or refuses it because its content has the same origin, and so has all that the
-// copy has but what backups do not have (bringRest).
+// The path of a copy that was on the disk when the process started:
+//
+//  1. restore notes its position (part.restored). Nothing is claimed while members that the disk knows have not been
+//     seen (awaitsMembers).
+//  2. If no process holds the partition, the copy takes part in a claim like other copies (claim.go).
+//  3. If another process holds the partition, tendRestored asks it whether it needs the copy: it sends an entry with
+//     Join and the copy's origin.
+//  4. A holder whose content has another origin takes the entry. Then the whole copy follows, and takeJoin joins it
+//     with the content.
+//  5. A holder whose content has the same origin, and a term that is not lower, answers Superseded: its content has all
+//     that the copy has, except the keys that backups lack. bringRest sends those.
+//  6. forgetRestored drops the copy. The disk keeps it until the holder says that its own disk has the partition
+//     (heardHeld).
+//
+// Words:
+//
+//	restored  of a copy: it was on the disk when this process started, and no holder has it yet
+//	origin    the term that the history of a content began with. Contents of one origin are states of one history
+//	absent    members that the disk knows, and that this node has not seen since it started
+//	saved     (of part) the term under which this process held the partition when its disk last had all of it
+//	unsaved   of a partition: it has changes that its disk has not confirmed
+//
+// Other files must keep: what completes a copy calls saveBackup, and what drops a copy calls unsaveBackup; the position
+// of the disk's copy is never ahead of its content (hold, saveBackup).
 
 // Saved, in a version, says that the disk must have confirmed it as well as the backup.
 const Saved = 1 << 63
 
-// DiskNode stands for the disk of a process, in Envelopes from and to it.
-func DiskNode() Node { return Node{Name: "/disk"} } // which is no ring name
+// DiskNode stands for the disk of a process, in Envelopes from and to it. Its name is no ring name.
+func DiskNode() Node { return Node{Name: "/disk"} }
 
 // Restored is a copy that the disk had when the process started.
 type Restored struct {
@@ -30,16 +50,17 @@ type Restored struct {
 	Origin    Term
 }
 
-// RestoreConfig is what a Core needs to know of its disk. The zero value: there is none.
+// RestoreConfig is what a Core needs to know of its disk. The zero value: there is no disk.
 type RestoreConfig struct {
-	Disk   bool // there is one
+	Disk   bool // there is a disk
 	Copies []Restored
-	// Nothing is claimed until all Members have been seen, the cluster's as the disk knows them, or for Wait.
+	// Members are the members of the cluster that the disk knows. Nothing is claimed until all of them have been seen,
+	// or Wait is over.
 	Members []string
 	Wait    time.Duration
 }
 
-// restore takes in what the disk had.
+// restore notes the copies and the members that the disk had.
 func (c *Core) restore() {
 	r := &c.cfg.Restore
 	c.absent, c.absentUntil = slices.Clone(r.Members), c.t+int64(r.Wait)
@@ -50,15 +71,15 @@ func (c *Core) restore() {
 	}
 }
 
-// awaitsMembers reports whether members that the disk knows may still come, with newer copies.
+// awaitsMembers reports whether members that the disk knows may still join with newer copies.
 func (c *Core) awaitsMembers() bool { return len(c.absent) > 0 && c.t < c.absentUntil }
 
-// awaitsCopies reports whether the newest copy of a partition may be on the disk of such a member. Others must not
-// claim it meanwhile: they may be new and know no members. If a process has held it since this one started, its copy is
-// the one that counts.
+// awaitsCopies reports whether the newest copy of a partition may be on the disk of such a member. Meanwhile this node
+// keeps other nodes from claiming the partition (Info.Claiming), because they may be new and know no members. If a
+// process has held the partition since this node started, that process's copy is the newest.
 func (c *Core) awaitsCopies(p int) bool { return c.awaitsMembers() && c.parts[p].holder == (Node{}) }
 
-// save attaches the disk to a partition that is held or backed up.
+// save attaches the disk to a partition that is held or backed up, if there is a disk and it is not attached.
 func (c *Core) save(p int) {
 	if f := &c.parts[p].followers[Disk]; c.cfg.Restore.Disk && f.node == (Node{}) {
 		c.follow(p, Disk, DiskNode(), false)
@@ -66,7 +87,8 @@ func (c *Core) save(p int) {
 	}
 }
 
-// resave begins the disk's copy of a partition anew. The disk keeps the former one until the new one is whole.
+// resave begins the disk's copy of a partition anew. The disk keeps the former copy until the new one is whole. If the
+// disk was caught, answers go on waiting for it.
 func (c *Core) resave(p int) {
 	caught := c.parts[p].followers[Disk].caught
 	c.dropFollower(p, Disk, "")
@@ -78,7 +100,7 @@ func (c *Core) resave(p int) {
 }
 
 // saveFirst reports whether the disk has yet to confirm what was decided before a partition was frozen, and sends it
-// the changes: the answers wait for this disk. It waits for stall at most, because checks wait, too.
+// the changes. Those answers wait for this disk. saveFirst reports this for stall at most, because checks wait too.
 func (c *Core) saveFirst(p int) bool {
 	pt := &c.parts[p]
 	f := &pt.followers[Disk]
@@ -91,15 +113,15 @@ func (c *Core) saveFirst(p int) bool {
 	return f.inFlight()
 }
 
-// saveBackup has the disk follow a backup's copy, which is whole, from its beginning: the disk's copy gets its position
-// when it is whole.
+// saveBackup makes the disk follow this node's copy, which is complete, if this node is the backup. The disk's copy
+// begins anew, so that it gets its position only when it is whole.
 func (c *Core) saveBackup(p int) {
 	if c.parts[p].copy.Attachment&backupBit != 0 {
 		c.resave(p)
 	}
 }
 
-// unsaveBackup ends that. The disk forgets the copy, unless it may be the only one to have the partition.
+// unsaveBackup detaches the disk from a copy that is dropped.
 func (c *Core) unsaveBackup(p int) {
 	pt := &c.parts[p]
 	if pt.followers[Disk].node != (Node{}) {
@@ -108,8 +130,8 @@ func (c *Core) unsaveBackup(p int) {
 	}
 }
 
-// forgetSaved has the disk forget a partition that is neither held nor backed up, unless it may be the only one to have
-// it.
+// forgetSaved makes the disk forget a partition that is neither held nor backed up, unless this disk may be the only
+// one that has the partition (part.saved).
 func (c *Core) forgetSaved(p int) {
 	if pt := &c.parts[p]; pt.saved == (Term{}) && pt.followers[Disk].node == (Node{}) && c.cfg.Restore.Disk {
 		c.logTo(DiskNode()).add(Entry{Partition: p, Begin: true, Complete: true})
@@ -122,8 +144,8 @@ func (c *Core) unsaved(p int) bool {
 	return f.node != (Node{}) && (!f.caught || f.inFlight() || c.data.Pending(p, Disk) > 0)
 }
 
-// progressSaved lets answers be given that the disk and the backup have confirmed. Others are told once the disk has
-// all of the partition, so that they delete what their disks have of it.
+// progressSaved lets the answers be given that the disk and the backup have confirmed. Once the disk has all of the
+// partition, the members are told (tell), so that they delete what their disks have of the partition.
 func (c *Core) progressSaved(p int) {
 	pt := &c.parts[p]
 	f := &pt.followers[Disk]
@@ -137,7 +159,8 @@ func (c *Core) progressSaved(p int) {
 	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: c.data.Safe(p), Saved: true})
 }
 
-// degradeSaved lets the answers be given that wait for the disk and the backup, one of which is not there any more.
+// degradeSaved lets the answers be given, as degraded, that wait for the disk and the backup, because one of the two is
+// detached.
 func (c *Core) degradeSaved(p int) {
 	if c.parts[p].held {
 		c.out.Confirmed = append(c.out.Confirmed,
@@ -145,7 +168,8 @@ func (c *Core) degradeSaved(p int) {
 	}
 }
 
-// diskLost ends the disk: it has failed. Answers that wait for it are given as degraded.
+// diskLost detaches the disk from all partitions, because the disk has failed. The answers that wait for it are given
+// as degraded.
 func (c *Core) diskLost() {
 	c.cfg.Restore.Disk = false
 	for p := range c.parts {
@@ -158,8 +182,8 @@ func (c *Core) diskLost() {
 	c.logs = slices.DeleteFunc(c.logs, func(l *outlog) bool { return l.to == DiskNode() })
 }
 
-// heardHeld notes who holds a partition: a restored copy is brought there. Once the holder's disk has the partition,
-// this disk keeps it for a backup only.
+// heardHeld takes in what another process says about a partition that it holds: a restored copy is brought there. Once
+// the holder's disk has the partition, this disk need not keep it, unless this node is a backup.
 func (c *Core) heardHeld(from Node, i *Info) {
 	pt := &c.parts[i.Partition]
 	if i.Held && pt.restored {
@@ -194,11 +218,12 @@ func (c *Core) tendRestored(p int) {
 		return
 	}
 	c.follow(p, Target, to, true)
-	c.load(p, &pt.followers[Target], nil, 0, false) // its answer tells whether the copy is needed
+	c.load(p, &pt.followers[Target], nil, 0, false) // the answer to this empty entry tells whether the copy is needed
 }
 
-// bringRest brings a restored copy to a holder whose content has the same origin: of that, only what is kept under a
-// durability of None, which the holder lacks if it was the backup. The copy counts as of no origin from then on.
+// bringRest brings a part of a restored copy to a holder whose content has the same origin: the keys under a durability
+// of none, which the holder lacks if it was the backup. It clears the origin, so that takeJoin does not refuse the
+// part.
 func (c *Core) bringRest(p int, to Node) {
 	pt := &c.parts[p]
 	pt.origin = Term{}
@@ -218,6 +243,7 @@ func (c *Core) forgetRestored(p int) {
 	c.dropCopy(p)
 }
 
+// endRestored ends the bringing of a restored copy: it is an ordinary copy from now on.
 func (c *Core) endRestored(p int) {
 	pt := &c.parts[p]
 	if pt.followers[Target].node != (Node{}) {
@@ -237,8 +263,8 @@ func (c *Core) onRestoredRefusal(p int, o Outcome) {
 	}
 }
 
-// takeJoin takes in an entry of a copy that was restored elsewhere, and joins the copy with the content once it is
-// whole.
+// takeJoin takes in an entry of a copy that was restored elsewhere. When the copy is whole, takeJoin joins it with the
+// content of the partition that this node holds. It answers Conflict if it cannot do so now; the sender tries again.
 func (c *Core) takeJoin(p int, from Node, e *Entry) Outcome {
 	pt := &c.parts[p]
 	in := &pt.incoming

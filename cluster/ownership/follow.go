@@ -2,38 +2,51 @@ package ownership
 
 import "errors"
 
-// This file keeps copies up to date. log.go carries what it sends.
+// This file keeps the copies of a partition up to date: the backup's, the target's and the disk's. log.go carries what
+// it sends.
 //
-// At the holder: follow attaches a follower, for which the whole content is then pending. pump adds pending changes to
-// the log of its process: drain takes a chunk, load cuts it into entries of pieceBytes. One chunk of a partition is in
-// flight to a follower; changes gather meanwhile. acknowledged passes confirmations on to the store (Data.Confirm),
-// which lets answers go that wait for the copy. Answers wait for a copy where their durability says so and the backup
-// is caught.
+// The path of a change, from the holder to a follower:
 //
-// At the follower: onEntry checks sender, term and attachment; takeIn stages a whole copy, or applies a chunk to the
-// copy. A chunk that cannot be taken in, or of a copy that is gone, makes the holder begin the copy anew (Again).
+//  1. follow attaches the follower. Then the whole content is pending for it.
+//  2. pump, at a flush or when an answer waits, calls drain, which takes a chunk of pending changes. load adds the
+//     chunk to the log of the follower's process, as entries of at most pieceBytes. One chunk of a partition is in
+//     flight to a follower; further changes stay pending until it is acknowledged.
+//  3. At the follower, onEntry checks sender and term. takeIn applies the chunk to the copy, or to the staging area
+//     while the whole copy is not complete. If it cannot, the holder begins the copy anew (Again).
+//  4. At the holder, acknowledged calls Data.Confirm and adds a Progress, so that the answers are given that wait for
+//     the backup. onRefusal ends an attachment that the follower refuses.
 //
-// Invariants: the log keeps the order of an attachment's entries, without a gap. A backup's attachments are above a
-// target's, so that the better of two copies has the higher Position.
+// Words:
+//
+//	attachment  the time from follow to dropFollower, and its number. Of two attachments of one holder and term, the
+//	            better copy's has the higher number (attach)
+//	whole copy  the entries from the one with Begin to the one with Complete; later entries change the copy
+//	in flight   of a chunk: it is in the log, and not acknowledged
+//	complete    of a follower: the whole copy is in the log. caught: the whole copy is acknowledged
+//	clean       of a chunk: no change is pending after it, and, of a backup's, resolve has run before it
+//	named       of a backup: it has acknowledged a clean chunk, so requests for grants name it (grant.go)
+//
+// Other files must keep: the log keeps the order of an attachment's entries, without a gap.
 
-// follower is what a holder knows of a process that has, or is getting, a copy of a partition.
+// follower is what a holder knows of a follower of a partition. A process with a restored copy has one as well, the
+// Target that it brings the copy to, and so has a backup: its disk.
 type follower struct {
 	node       Node
 	log        *outlog // to node
 	attachment uint64
 	last       uint64 // position in log of the last entry; 0: none yet
-	version    uint64 // confirmed with that entry
-	all        bool
-	complete   bool // the last entry of the whole copy is in the log
-	caught     bool // the last entry of the whole copy is acknowledged
+	version    uint64 // that the acknowledgement of last confirms
+	all        bool   // keys under a durability of none are not left out
+	complete   bool
+	caught     bool
 	relabel    bool // the copy must learn of a new term, even if nothing else has changed
-	clean      bool // the chunk in flight leaves nothing out, strict keys that start full included
-	named      bool // a clean chunk has been confirmed: the voters may record this backup
+	clean      bool // the chunk in flight is
+	named      bool
 	urgent     bool // an answer waits for changes that are not in flight
-	waits      bool // in log.waiting
+	waits      bool // the partition is in log.waiting
 }
 
-// inFlight reports whether an entry is not acknowledged.
+// inFlight reports whether an entry is in flight.
 func (f *follower) inFlight() bool { return f.log != nil && f.last > f.log.acked }
 
 // follow attaches a follower that has nothing yet.
@@ -49,9 +62,10 @@ const (
 	holderBit = 1 << 62
 )
 
-// attach returns the number of a new attachment. Of copies under one term, a backup's is the best when the holder is
-// lost: answers wait for it, and it has what is not persistent. Then comes the holder's disk, for which answers wait
-// too, then all others. A backup's disk keeps the order of the backups.
+// attach returns the number of a new attachment. Of the copies of one term, the backup's is the best when the holder is
+// lost: answers wait for it, and it has the keys that are not persistent. The second best is the holder's disk, for
+// which answers wait too. A backup's disk comes after both, with the number of the backup's attachment, so that of two
+// such disks that of the later backup is the better one.
 func (pt *part) attach(s Slot) uint64 {
 	pt.attached++
 	switch {
@@ -65,7 +79,7 @@ func (pt *part) attach(s Slot) uint64 {
 	return pt.attached
 }
 
-// followCurrent attaches the giver of a partition that was just handed over as its backup: it has exactly this content.
+// followCurrent attaches the giver of a partition as its backup. The giver has exactly the content that it handed over.
 func (c *Core) followCurrent(p int, n Node) {
 	pt := &c.parts[p]
 	pt.followers[Backup] = follower{
@@ -76,8 +90,9 @@ func (c *Core) followCurrent(p int, n Node) {
 	c.data.Caught(p, Backup)
 }
 
-// wantBackup attaches the process that should be the backup of a held partition, in place of another one. A backup that
-// is replaced under a live grant first confirms what strict rules have admitted (confirmFirst).
+// wantBackup attaches the backup that the view names for a held partition, in place of another one. A backup that is
+// replaced under a live grant first confirms what was decided under strict rules (confirmFirst). During an accepted
+// move the backup is not replaced.
 func (c *Core) wantBackup(p int) {
 	pt := &c.parts[p]
 	want := c.member(c.view.Backups, p)
@@ -116,7 +131,8 @@ func (c *Core) wantBackup(p int) {
 	c.pump(p, Backup)
 }
 
-// dropFollower detaches a follower. Answers that wait for a dropped backup are given as unguarded.
+// dropFollower detaches a follower. The answers that wait for a dropped backup may be given, as degraded; strict ones
+// only after setUnguarded.
 func (c *Core) dropFollower(p int, s Slot, why string) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
@@ -137,13 +153,13 @@ func (c *Core) dropFollower(p int, s Slot, why string) {
 	c.unguard(p)
 }
 
-// pump adds pending changes of a follower to its log, unless others are in flight. It drops a backup that does not
-// answer.
+// pump adds pending changes of a follower to its log, unless others are in flight. If the log is full and no answer
+// waits, the partition waits for the log. pump drops a backup that does not answer.
 func (c *Core) pump(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
 	switch {
-	case f.node == (Node{}) || pt.standing == Frozen: // commit sends the rest
+	case f.node == (Node{}) || pt.standing == Frozen: // commit, confirmFirst and saveFirst send what a frozen one needs
 	case s == Backup && f.caught && c.stalled(f.log) && (f.inFlight() || c.data.Pending(p, s) > 0):
 		c.dropFollower(p, s, "no answer")
 	case f.inFlight() || f.complete && !f.relabel && c.data.Pending(p, s) == 0:
@@ -155,7 +171,8 @@ func (c *Core) pump(p int, s Slot) {
 	}
 }
 
-// drain takes a chunk of pending changes.
+// drain takes a chunk of pending changes, and adds it to the follower's log. The chunk is empty if the follower only
+// has to learn of a new term.
 func (c *Core) drain(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
@@ -165,7 +182,7 @@ func (c *Core) drain(p int, s Slot) {
 	c.load(p, f, chunk, version, !more)
 }
 
-// load adds a chunk to a follower's log. last says that no other change is pending.
+// load adds a chunk to a follower's log, as one entry or several. last says that no other change is pending.
 func (c *Core) load(p int, f *follower, chunk []byte, version uint64, last bool) {
 	pt := &c.parts[p]
 	f.version, f.relabel, f.urgent = version, false, false
@@ -229,7 +246,8 @@ func (c *Core) refusal(position uint64, e *Entry, o Outcome) Refusal {
 	return r
 }
 
-// takeIn adds the next entry to a copy, or to the staging area while the whole copy is not complete.
+// takeIn adds the next entry to a copy, or to the staging area while the whole copy is not complete. With Complete, the
+// staging area becomes the copy; in a merge it stays, for absorb.
 func (c *Core) takeIn(p int, from Node, e *Entry) Outcome {
 	pt := &c.parts[p]
 	in := &pt.incoming
@@ -270,7 +288,7 @@ func (c *Core) takeIn(p int, from Node, e *Entry) Outcome {
 	return Done
 }
 
-// spoil drops a copy that cannot be brought up to date any more.
+// spoil ends the receiving of a copy that an entry was not added to. It drops the copy, unless the entry was staged.
 func (c *Core) spoil(p int) Outcome {
 	pt := &c.parts[p]
 	in := &pt.incoming
@@ -281,7 +299,8 @@ func (c *Core) spoil(p int) Outcome {
 	return Again
 }
 
-// onRefusal ends an attachment that a process refuses.
+// onRefusal acts on a follower's refusal of an entry, which ends the attachment. It begins a copy with a gap anew at
+// once, and others later.
 func (c *Core) onRefusal(l *outlog, r *Refusal) {
 	p := r.Partition
 	pt := &c.parts[p]
@@ -306,7 +325,7 @@ func (c *Core) onRefusal(l *outlog, r *Refusal) {
 			c.dropFollower(p, Slot(s), "a higher term is known")
 			pt.strict.followAt = c.t + askAgain
 			if pt.standing == Owned && pt.term.Less(pt.known) && (!c.lives(r.Holder) || r.Holder == c.cfg.Self) {
-				// The process with that term is gone, or it was this one: no other holder is left.
+				// The holder under the higher term is lost, or was this process. So no other process is the holder.
 				c.raise(p)
 			}
 		}
@@ -315,7 +334,7 @@ func (c *Core) onRefusal(l *outlog, r *Refusal) {
 	}
 }
 
-// proceed takes the next step of what waits for a follower's answer.
+// proceed continues a move, or the replacement of a backup, that may have waited for a follower's answer.
 func (c *Core) proceed(p int) {
 	pt := &c.parts[p]
 	if pt.move != nil {
@@ -326,8 +345,8 @@ func (c *Core) proceed(p int) {
 	}
 }
 
-// mayHaveRoom reports whether a copy may be begun at a process. At a process that had no room one copy at a time is
-// tried, until it has taken a whole one.
+// mayHaveRoom reports whether a copy may be begun at a process. At a process that had no memory for a copy, it allows
+// one attempt each fullAgain, until the process has acknowledged a whole copy.
 func (c *Core) mayHaveRoom(n Node) bool {
 	until, full := c.full[n]
 	if full && c.t >= until {
@@ -336,7 +355,7 @@ func (c *Core) mayHaveRoom(n Node) bool {
 	return !full || c.t >= until
 }
 
-// noRoom drops a follower that has no room. A copy is tried again later.
+// noRoom drops a follower whose process has no memory for the copy. A copy is begun again after fullAgain.
 func (c *Core) noRoom(p int, s Slot) {
 	pt := &c.parts[p]
 	n := pt.followers[s].node
@@ -363,11 +382,11 @@ func (c *Core) restart(p int, s Slot) {
 		return
 	}
 	if pt.move != nil && pt.move.commit != nil {
-		c.dropFollower(p, s, "its copy has a gap") // the receiver may have taken over by now
+		c.dropFollower(p, s, "its copy has a gap") // the move goes on: the receiver may have taken the Commit
 		return
 	}
 	if pt.standing == Frozen {
-		c.abandon(p) // the move has to begin anew as well, and checks must not wait for that long
+		c.abandon(p) // a new copy takes long, and checks would wait
 	}
 	c.dropFollower(p, s, "its copy has a gap")
 	if pt.move != nil || s == Backup {
@@ -388,8 +407,9 @@ func (c *Core) acknowledged(p int, s Slot) {
 		c.forgetRestored(p)
 		return
 	}
-	// A confirmation that does not count for strict answers yet is passed on now: the partition may not change again.
-	// Where there is a disk, Safe counts on all of them.
+	// Data.Confirm may be left out if no answer waits, because the next one covers it. But it must not be left out if
+	// the confirmation does not count for strict answers yet, because there may be no next one, nor where there is a
+	// disk, because Safe counts on every confirmation.
 	if s == Backup && !c.vouched(p) || pt.followers[Disk].node != (Node{}) || c.data.Awaited(p) {
 		c.data.Confirm(p, s, f.version)
 	}
@@ -423,13 +443,14 @@ func (c *Core) acknowledged(p int, s Slot) {
 	c.proceed(p)
 }
 
-// vouched reports whether the backup's confirmations count for answers under strict rules. They do while the voters'
-// records of the backup are right: see evaluate.
+// vouched reports whether the backup's confirmations count for answers under strict rules. They do under a lease,
+// because evaluate makes a lease only while the voters' records of the backup are right.
 func (c *Core) vouched(p int) bool {
 	s := c.parts[p].strict
 	return c.grants.voters == 0 || s.until > c.t || s.closed != nil && s.closed.until > c.t
 }
 
+// onForget drops the copy of a partition, if the holder that has sent it keeps this node as a follower no more.
 func (c *Core) onForget(from Node, f *Forget) {
 	pt := &c.parts[f.Partition]
 	if !pt.held && pt.copyFrom == from && !f.Term.Less(pt.copy.Term) && pt.incoming.from == (Node{}) {

@@ -2,84 +2,100 @@ package ownership
 
 import "slices"
 
-// This file is the holder's side of grants. A partition's strict rules are decided only under a grant: a majority of
-// the voters have recorded this process as the holder under exactly its term, and the backup that it names. vote.go is
-// the voter's side; DESIGN.md says why each rule is needed.
+// This file is the holder's side of grants. A holder decides on a partition's strict rules only under a grant: a
+// majority of the voters have recorded this process as the holder under exactly its term, and the backup that it names.
+// vote.go is the voter's side. DESIGN.md says why each rule is needed.
 //
-//   - requestGrants asks every voter each third of a lease about everything that is held, and at once about new
-//     partitions.
-//   - onGrantReply counts the support of each voter, from the instant its question was sent. evaluate makes a lease of
-//     it: the end of the support of a majority. A voter's support counts only while the backup that it may have
-//     recorded is the caught one, or none.
-//   - resolve finds out, at the first grant under a term, whether the content has every strict admission so far.
-//     Otherwise every key under a strict rule starts full (Data.ColdStrict).
-//   - closeStrict stops deciding strict rules before the holder or the backup changes. confirmFirst waits until the
-//     present backup has confirmed what they have admitted.
+// The path of a grant:
+//
+//  1. requestGrants sends a GrantRequest to every voter: each third of a lease about all held partitions, and at once
+//     about partitions that wait for a grant.
+//  2. onGrantReply notes the support of the voter. It lasts for a lease from the instant the request was sent.
+//  3. evaluate makes a lease of the support of a majority, and passes it to Data.Lease. A voter's support counts only
+//     while the backup that the voter may have recorded is the caught one, or none.
+//  4. At the first grant under a term, resolve finds out whether the content has every strict charge so far. If not,
+//     every key under a strict rule starts full (Data.ColdStrict).
+//
+// Before the holder or the backup changes, closeStrict stops decisions under strict rules. confirmFirst waits until the
+// present backup has confirmed the earlier ones.
+//
+// Words:
+//
+//	support    of a voter: it has recorded this process under its present term; until when
+//	noted      of a voter: the backups that it may have recorded
+//	whole      of a content: resolve has run, so it has every strict charge so far, or its strict keys start full
+//	named      of a follower: the requests name it as the backup (follow.go)
+//	unguarded  a majority has recorded that there is no backup, so strict answers do not wait for one
+//	cold       strict keys start full
+//
+// Other files must keep: a partition that waits for a grant sets grants.urgent; a new term of the same process calls
+// strictness.raised; what drops the backup or sets its caught calls evaluate, unless the term is new.
 
 const (
 	maxVoters = 5   // bounds the number of voters
-	manyItems = 128 // in a request: more take their time
+	manyItems = 128 // a voter takes long to answer a request with more items
 )
 
 // grants is what a holder knows of the voters.
 type grants struct {
 	voters int
 	epoch  uint64           // the highest that a voter has named
-	urgent bool             // there are partitions that cannot wait for the next renewal
-	hasty  [maxVoters]bool  // by voter: it has not been asked about them yet
-	soonAt [maxVoters]int64 // by voter: no question about them before
-	due    [maxVoters]int64 // by voter: when to ask about everything again
-	id     uint64
-	sent   []asked
+	urgent bool             // some partitions cannot wait for the next renewal
+	hasty  [maxVoters]bool  // by voter: the voter has not been asked about these partitions yet
+	soonAt [maxVoters]int64 // by voter: no question about these partitions before
+	due    [maxVoters]int64 // by voter: when to ask about all held partitions again
+	id     uint64           // of the last request
+	sent   []asked          // the requests that may still be answered
 }
 
-// asked is a GrantRequest that may be answered yet.
+// asked is a GrantRequest that may still be answered.
 type asked struct {
 	id    uint64
-	at    int64
+	at    int64 // when it was sent
 	to    Node
-	voter int
-	full  bool
+	voter int  // index into Config.Voters
+	full  bool // it is about all held partitions
 	items []GrantItem
 }
 
 // strictness is what a holder knows of a partition's grant.
 type strictness struct {
-	until   int64 // boot-clock instant of the lease's end; 0: none
-	support [maxVoters]int64
-	// noted is what each voter may have recorded as the backup under this term: one Node (the zero Node: no backup), or
-	// several while its answer has not come; empty before it has recorded anything.
+	until   int64            // boot-clock instant of the lease's end; 0: none
+	support [maxVoters]int64 // by voter: until when it supports this term
+	// noted is, by voter, what the voter may have recorded as the backup under this term: one Node (the zero Node: no
+	// backup), or several while its answer has not come. It is empty before the voter was asked.
 	noted [maxVoters][]Node
-	asked [maxVoters]uint64 // the last request to each voter
-	// whole says that the content has everything that was admitted under strict rules before this holder. resolve sets
-	// it at the first grant, by the fields below, which say how the partition came here.
-	whole        bool
+	asked [maxVoters]uint64 // by voter: the ID of the last request
+	whole bool              // set by resolve at the first grant under this term
+
+	// How the partition came to this process; resolve reads it.
 	since        int64    // by Core.awake: when this process began to hold it, or raised its term
 	earlier      bool     // a process is known to have held it before this one, or this one has had a grant
 	copy         Position // of the copy that it was claimed from
 	from         Node     // the holder that sent that copy
-	release      Release  // with which it was handed over
-	releaseWhole bool     // the giver had it whole
-	wholeUnder   Term     // the last term of this process under which it was whole
-	// replaced is, by voter that supports this term, the record of another process that the voter has given up for it.
+	release      Release  // of the Commit with which it was handed over or merged
+	releaseWhole bool     // the giver's content was whole
+	wholeUnder   Term     // the last term of this process under which resolve has run
+	// replaced is, by voter that supports this term, the record of another process that this process's record has
+	// replaced.
 	replaced [maxVoters]Record
 
-	unguarded bool  // a majority has recorded that there is no backup to wait for
-	followAt  int64 // no backup is attached before
-	closed    *closed
+	unguarded bool
+	followAt  int64   // no backup is attached before
+	closed    *closed // nil: strict rules are decided, under a grant
 }
 
-// closed says since when nothing is decided under strict rules, because the partition is about to have another holder
-// or backup. The present backup confirms first what was decided before: those answers wait for it, and no later backup
+// closed is about a partition whose strict rules are not decided, because it is about to have another holder or backup.
+// The present backup first confirms what was decided before: those answers wait for this backup, and no later backup
 // can confirm them.
 type closed struct {
-	at        int64
+	at        int64  // since when
 	until     int64  // the lease's end, as it was
-	position  uint64 // in the backup's log, of the last block that may lack a part of it
-	confirmed bool   // a later block is acknowledged
+	position  uint64 // of the last block of the backup's log that may lack some of the earlier decisions
+	confirmed bool   // the backup has acknowledged a later block
 }
 
-// raised prepares for a higher term of the same process: no grant counts any more.
+// raised drops what was granted under the term before, because this process takes a higher term.
 func (s *strictness) raised() {
 	s.whole, s.until, s.unguarded, s.closed = false, 0, false, nil
 	s.support, s.noted, s.asked = [maxVoters]int64{}, [maxVoters][]Node{}, [maxVoters]uint64{}
@@ -88,15 +104,15 @@ func (s *strictness) raised() {
 
 func (g *grants) majority() int { return g.voters/2 + 1 }
 
-// unresolved reports whether the first grant, which finds out whether a partition is whole for strict rules, is still
-// expected. The partition stays here until then.
+// unresolved reports whether resolve has yet to run under the present term and its grant is still expected, for two
+// leases at most. Until then this node does not begin a move of the partition.
 func (c *Core) unresolved(p int) bool {
 	s := c.parts[p].strict
 	return c.grants.voters > 0 && !s.whole && c.awake < s.since+2*int64(c.cfg.Lease)
 }
 
 // requestGrants asks the voters to record this node as the holder, or to renew their records: each third of a lease
-// about everything, and at once about new partitions.
+// about all held partitions, and at once, if urgent, about those that wait for a grant.
 func (c *Core) requestGrants() {
 	g := &c.grants
 	if g.voters == 0 {
@@ -132,7 +148,7 @@ func (c *Core) requestGrants() {
 		}
 		g.hasty[v] = false
 		if full {
-			g.due[v] = c.t + retryAfter // unless it answers
+			g.due[v] = c.t + retryAfter // onGrantReply sets a later time
 		}
 		if len(*items) == 0 {
 			continue
@@ -146,15 +162,15 @@ func (c *Core) requestGrants() {
 	}
 }
 
-// awaits reports whether a voter may still answer a question about many partitions. Only one such question is on its
-// way at a time: otherwise a slow voter would get more work the slower it is, and never catch up.
+// awaits reports whether a voter may still answer a request about many partitions. At most one such request is
+// unanswered at a time: otherwise a slow voter would get more work the slower it is, and never catch up.
 func (c *Core) awaits(voter int, n Node) bool {
 	return slices.ContainsFunc(c.grants.sent, func(a asked) bool {
 		return a.voter == voter && a.to == n && len(a.items) > manyItems && c.t-a.at < int64(c.cfg.Lease)/3
 	})
 }
 
-// unnamed reports whether a voter has not recorded the named backup yet.
+// unnamed reports whether some voter has not recorded the named backup yet.
 func (c *Core) unnamed(s *strictness, f *follower) bool {
 	if !f.named {
 		return false
@@ -167,7 +183,8 @@ func (c *Core) unnamed(s *strictness, f *follower) bool {
 	return false
 }
 
-// grantItems lists all held partitions, or only those that wait for a grant.
+// grantItems lists all held partitions that are not frozen, or only those of them that wait for a grant, or for their
+// backup to be recorded.
 func (c *Core) grantItems(all bool) []GrantItem {
 	items := []GrantItem{}
 	for p := range c.parts {
@@ -222,8 +239,8 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 	}
 }
 
-// refused acts on a voter's refusal. A higher term helps where this term is of an old epoch, and where the recorded
-// process is lost and its record has ended.
+// refused acts on a voter's refusal. It raises the term if the term is of an old epoch, or if the recorded process is
+// lost and its record has ended.
 func (c *Core) refused(p int, epoch uint64, a *GrantAnswer) {
 	pt := &c.parts[p]
 	switch {
@@ -237,7 +254,7 @@ func (c *Core) refused(p int, epoch uint64, a *GrantAnswer) {
 	}
 }
 
-// expect notes the backup that a voter is about to record.
+// expect notes a backup that a voter may record, because a request names it.
 func (s *strictness) expect(voter int, id uint64, backup Node) {
 	s.asked[voter] = id
 	if !slices.Contains(s.noted[voter], backup) {
@@ -245,9 +262,9 @@ func (s *strictness) expect(voter int, id uint64, backup Node) {
 	}
 }
 
-// evaluate makes a lease of the voters' support. A voter's support counts only while the backup that it has recorded,
-// or may have recorded, is right: otherwise a process that lacks the last admissions could claim the partition as its
-// backup, and be believed.
+// evaluate makes a lease of the voters' support. A voter's support counts only while every backup that the voter may
+// have recorded is the caught one, or none. Otherwise the voter might have recorded a process that lacks the last
+// charges. That process could claim the partition, and the voters would believe that its content is whole.
 func (c *Core) evaluate(p int) {
 	pt := &c.parts[p]
 	s := pt.strict
@@ -255,8 +272,8 @@ func (c *Core) evaluate(p int) {
 		return
 	}
 	f := &pt.followers[Backup]
-	support := s.support // what of it counts
-	none := 0
+	support := s.support // the support that counts
+	none := 0            // the voters that have recorded no backup
 	for v := range support {
 		bare := len(s.noted[v]) > 0
 		for _, n := range s.noted[v] {
@@ -288,7 +305,7 @@ func (c *Core) evaluate(p int) {
 	}
 }
 
-// closeStrict stops deciding under strict rules.
+// closeStrict stops decisions under strict rules, until openStrict, dropFollower of the backup, or another term.
 func (c *Core) closeStrict(p int) {
 	pt := &c.parts[p]
 	s := pt.strict
@@ -300,15 +317,15 @@ func (c *Core) closeStrict(p int) {
 	c.data.Lease(p, 0)
 }
 
-// openStrict decides under strict rules again, while there is a grant.
+// openStrict lets strict rules be decided again, under the grant.
 func (c *Core) openStrict(p int) {
 	c.parts[p].strict.closed = nil
 	c.evaluate(p)
 }
 
-// confirmFirst reports whether the backup has yet to confirm what was decided under strict rules before they were
-// closed, and sends it the changes. It waits for confirmMost at most: callers wait, and the backup may be lost. The
-// voters' records stay right until the lease that stood ends.
+// confirmFirst reports whether the backup has yet to confirm what was decided before closeStrict, and sends it the
+// changes. It reports this for confirmMost at most, because checks wait and the backup may be lost, and not beyond the
+// end of the lease, because the confirmation counts only under the lease (vouched).
 func (c *Core) confirmFirst(p int) bool {
 	pt := &c.parts[p]
 	s, f := pt.strict.closed, &pt.followers[Backup]
@@ -321,7 +338,7 @@ func (c *Core) confirmFirst(p int) bool {
 	return f.inFlight()
 }
 
-// setUnguarded lets answers under strict rules be given that no backup has confirmed.
+// setUnguarded lets answers under strict rules be given without a backup's confirmation.
 func (c *Core) setUnguarded(p int) {
 	c.parts[p].strict.unguarded = true
 	c.data.Unguarded(p, true)
@@ -329,10 +346,17 @@ func (c *Core) setUnguarded(p int) {
 		Progress{Partition: p, Version: versionsDone, Unguarded: true, StrictToo: true})
 }
 
-// resolve finds out, at the first grant under a term, whether the content has every strict admission so far. old is the
-// highest record of another process that the supporting voters have replaced: that process may have admitted last. The
-// content is whole if old released the partition to this process, or if this process is old's recorded backup and
-// claimed from old's copy. Otherwise every key under a strict rule starts full.
+// resolve finds out, at the first grant under a term, whether the content has every strict charge so far. old is the
+// highest record of another process that the supporting voters have replaced: that process may have charged last. The
+// content is whole if one of these holds:
+//
+//   - resolve has run under an earlier term of this process in this epoch, and old has not held the partition since, or
+//     has released its whole content to this process.
+//   - The voters have no record of another process, and strictness.earlier is false.
+//   - old has released its whole content to this process, in this epoch.
+//   - This process is old's recorded backup in this epoch, and claimed from the copy that old had sent.
+//
+// Otherwise every key under a strict rule starts full.
 func (c *Core) resolve(p int, support [maxVoters]int64) {
 	s := c.parts[p].strict
 	var old Record
@@ -384,9 +408,9 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 	}
 }
 
-// unguard makes the voters record that a partition has no backup. Only then may answers under strict rules be given
-// that no backup has confirmed. Otherwise a dropped backup that is alive could claim the partition, get the next grant,
-// and lack the last admissions.
+// unguard makes the voters record that a partition has no backup. Only after that may answers under strict rules be
+// given without a backup's confirmation (setUnguarded). Otherwise a dropped backup that is alive could claim the
+// partition and get the next grant, although it lacks the last charges.
 func (c *Core) unguard(p int) {
 	pt := &c.parts[p]
 	if c.grants.voters == 0 || pt.strict.unguarded {

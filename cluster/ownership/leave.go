@@ -2,15 +2,19 @@ package ownership
 
 import "maps"
 
-// A leaving node may have the only copy of a partition whose holder is lost, and membership notices a loss after a
-// second or two. So the leaving node asks the holders of the partitions that it has copies of. A holder is present only
-// if it has answered a question of the last wordFor; copies of all others count as Stranded, and the node stays. Other
-// messages do not count: they may have waited in a queue while this process did not run.
+// This file says which copies of a leaving node are still needed. The node may have the only copy of a partition whose
+// holder is lost, and membership notices a loss after a second or two. So the node must not trust its view.
+//
+//  1. askForWords asks the holders of the partitions that the leaving node has copies of, every resendAfter.
+//  2. onWord notes an answer. It counts for wordFor from the instant its question was sent. Other messages do not
+//     count, because they may have waited in a queue while this process did not run.
+//  3. present says that a holder is alive if an answer of the holder counts. Status counts a copy as Stranded if
+//     neither its holder nor the process that sent it is present. The node stays while it has such copies.
 
 // wordFor is how long an answer counts, from the instant its question was sent.
 const wordFor = 5 * resendAfter
 
-// present reports whether a process is certainly alive. On a node that does not leave, membership's word is enough.
+// present reports whether a process is certainly alive. On a node that does not leave, the view is enough.
 func (c *Core) present(n Node) bool {
 	if !c.lives(n) {
 		return false
@@ -19,8 +23,9 @@ func (c *Core) present(n Node) bool {
 	return !c.view.Leaving || n == c.cfg.Self || heard && c.t-at < wordFor
 }
 
-// askForWords makes a leaving node ask the holders of the partitions that it has copies of, and of all that only its
-// disk may have.
+// askForWords makes a leaving node ask the holders of the partitions that it has copies of. It also asks the holders of
+// the partitions that only its disk may have (saved), each about all of them. Their answers say whether the disk may
+// forget the partitions (heardHeld).
 func (c *Core) askForWords() {
 	if !c.view.Leaving || c.t-c.askedAt < resendAfter {
 		return

@@ -5,29 +5,42 @@ import (
 	"slices"
 )
 
-// This file is the log that carries copies: one for each ordered pair of processes, in which all copies that the one
-// keeps at the other share blocks, acknowledgements, the repetition of lost blocks and the bound on what is in flight.
+// This file is the log that carries copies. There is one log for each ordered pair of processes. All copies that the
+// sender keeps at the receiver share its blocks, its acknowledgements, its repetition of lost blocks and its window.
 //
-// At the sender: add appends an entry to the open block. Take closes the block and sends it, while less than window is
-// in flight. What finds the log full waits (outlog.waiting) until a BlockAck makes room. resend repeats everything in
-// flight when no BlockAck comes.
+// The path of an entry:
 //
-// At the receiver: onBlock takes in blocks in order, without a gap. Its BlockAck confirms everything up to a position.
-// An entry that is refused ends its attachment alone. A BlockAck repeats each refusal until the sender has said that it
-// knows it (Block.Heard): otherwise a lost BlockAck and a later one would confirm what was refused.
+//  1. At the sender, add appends the entry to the open block. Take closes the block (transmit) and sends it, while less
+//     than window is in flight. A partition that finds the log full waits (outlog.waiting).
+//  2. At the receiver, onBlock takes blocks in by their positions, without a gap. takeBlock puts the pieces of a chunk
+//     together and calls onEntry (follow.go).
+//  3. The BlockAck acknowledges everything up to a position. It lists the entries that were refused, each of which ends
+//     its attachment only. It lists each refusal until the sender has said that it knows the refusal (Block.Heard).
+//     Otherwise, after a lost BlockAck, the next one would confirm what was refused.
+//  4. onBlockAck calls onRefusal for each refusal, and acknowledged for each partition whose last entry is confirmed.
+//     Then it pumps the waiting partitions. Without a BlockAck, resend repeats all blocks in flight.
 //
-// The log ends where either end takes the other for gone. A receiver that has forgotten it says so (Lost), also when it
-// knows less of it than the sender has heard confirmed.
+// The log ends when either end drops the other from its view. If the receiver has forgotten a log of which the sender
+// has a BlockAck, it answers Lost. Then the sender begins all copies anew, in another log (renew).
+//
+// Words:
+//
+//	position   of a block: its number in the log, from 1 on
+//	in flight  of a block: it is sent, and not acknowledged
+//	full       of a log: at least a window is queued, which is everything that is not acknowledged
+//	early      of a block: it has overtaken an earlier one
+//
+// Other files must keep: an attachment's entries are added in order; at most one chunk of an attachment is in the log.
 
 const (
 	blockBytes = pieceBytes + entryBytes // in one block
-	// window bounds what is in flight to one process: what a network of 1 Gbit/s carries in 4 ms. An urgent change is
-	// added to a full log, and waits for that much.
+	// window bounds what is in flight to one process. A network of 1 Gbit/s carries it in 4 ms. An urgent change is
+	// added to a full log, and waits for that long.
 	window = 2 * blockBytes
 	// maxEarly bounds the blocks that wait at the receiver for one that they have overtaken.
 	maxEarly = 8
-	// maxRefusals bounds what a receiver keeps of them, but for those of one block: as many as a BlockAck has room for.
-	// About as many entries are in flight.
+	// maxRefusals bounds the refusals that a receiver keeps, except those of the last block: as many as fit into a
+	// BlockAck. About as many entries are in flight.
 	maxRefusals = 1 << 13
 )
 
@@ -35,20 +48,20 @@ const (
 type outlog struct {
 	to      Node
 	number  uint64
-	acked   uint64       // position up to which the receiver has answered
-	blocks  []heavyBlock // after that
+	acked   uint64       // the receiver has acknowledged the blocks up to this position
+	blocks  []heavyBlock // the closed blocks after acked
 	sent    int          // how many of blocks have been sent
-	flying  int          // their weight
+	flying  int          // the weight of these
 	open    *Block       // takes entries; it follows blocks
-	weight  int          // of it
-	queued  int          // the weight of all that is not acknowledged
-	at      int64        // when blocks[0] was last sent
-	since   int64        // by Core.awake: when the receiver last moved on, or blocks[0] was first sent
-	tries   int32
-	waiting []int // partitions that have found the log full
+	weight  int          // of open
+	queued  int          // the weight of everything that is not acknowledged
+	at      int64        // when blocks[0] was last sent, or the receiver last acknowledged a block
+	since   int64        // by Core.awake: when the receiver last acknowledged a block, or blocks[0] was first sent
+	tries   int32        // how often resend has repeated blocks since
+	waiting []int        // partitions that have found the log full
 }
 
-// heavyBlock is a Block and what counts of it in a window.
+// heavyBlock is a Block and its weight in the window.
 type heavyBlock struct {
 	*Block
 	weight int
@@ -57,7 +70,7 @@ type heavyBlock struct {
 func (l *outlog) full() bool    { return l.queued >= window }
 func (l *outlog) pending() bool { return l.queued > 0 }
 
-// late reports whether the receiver has not answered for longer than is usual, and stalled whether that is too long.
+// late reports whether the receiver has not acknowledged a block for resendAfter, stalled whether for stall.
 func (c *Core) late(l *outlog) bool    { return l.sent > 0 && c.awake-l.since >= resendAfter }
 func (c *Core) stalled(l *outlog) bool { return l.sent > 0 && c.awake-l.since >= stall }
 
@@ -95,7 +108,7 @@ func (l *outlog) closeBlock() {
 	l.open = nil
 }
 
-// transmit sends what has been added to the logs, as far as windows allow.
+// transmit sends the blocks that have not been sent, as far as the windows allow. The first block may always be sent.
 func (c *Core) transmit() {
 	for _, l := range c.logs {
 		if l.open != nil {
@@ -115,7 +128,7 @@ func (c *Core) transmit() {
 	}
 }
 
-// resend repeats what a process has not answered in time.
+// resend repeats the blocks that a process has not acknowledged in time.
 func (c *Core) resend() {
 	for _, l := range c.logs {
 		if l.sent > 0 && c.t-l.at >= min(resendAfter<<min(l.tries, 8), resendMost) {
@@ -139,7 +152,7 @@ func (c *Core) onBlockAck(from Node, a *BlockAck) {
 	}
 	l := c.logs[at]
 	if a.Lost {
-		if l.acked > 0 { // otherwise a later block has overtaken the first
+		if l.acked > 0 { // otherwise a later block has overtaken the first, and resend repeats both
 			c.renew(l)
 		}
 		return
@@ -196,14 +209,14 @@ func (c *Core) renew(l *outlog) {
 // inlog is the log from another process.
 type inlog struct {
 	number   uint64
-	position uint64 // of the last block that was taken in
-	refusals []Refusal
+	position uint64           // of the last block that was taken in
+	refusals []Refusal        // that the sender has not said it knows
 	pieces   []byte           // of an incomplete chunk
-	torn     bool             // there was no room for one of them
-	early    [maxEarly]*Block // by position modulo maxEarly: blocks that have overtaken others
+	torn     bool             // a piece of the chunk was dropped, because of MaxBuffered
+	early    [maxEarly]*Block // by position modulo maxEarly: blocks that are not taken in yet
 }
 
-// buffered is the bytes of incomplete chunks.
+// buffered is the number of bytes of incomplete chunks, from all processes.
 func (c *Core) buffered() (bytes int) {
 	for _, in := range c.received {
 		bytes += len(in.pieces)
@@ -211,13 +224,14 @@ func (c *Core) buffered() (bytes int) {
 	return bytes
 }
 
+// onBlock takes in a block, and the early ones that follow it, and acknowledges them.
 func (c *Core) onBlock(from Node, b *Block) {
 	in := c.received[from]
 	switch {
 	case in != nil && b.Log < in.number:
 		return
 	case (in == nil || b.Log > in.number) && b.Position != 1, in != nil && b.Log == in.number && b.Heard > in.position:
-		// In the second case this log was forgotten, and a late copy of its first block has begun it anew.
+		// In the second case this node has forgotten the log, and a late copy of the first block has begun it anew.
 		c.send(from, &BlockAck{Log: b.Log, Lost: true})
 		return
 	case in == nil || b.Log > in.number:

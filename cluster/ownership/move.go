@@ -2,45 +2,54 @@ package ownership
 
 import "maps"
 
-// This file hands a partition over to another process, and merges one that both processes hold after a split.
+// This file moves a partition from its holder, the giver, to the node that the ring gives it to, the receiver. If the
+// receiver holds the partition as well, as after a split, the move merges the two contents.
 //
 // The path of a move, giver on the left:
 //
-//	considerMove: Offer         -> onOffer: Accepted, Merging (the receiver holds the partition too) or Refused
-//	entries (follow.go)         -> a copy, or with Merging a staging area, that is brought up to date
-//	freeze: few keys are left; the giver stops deciding
-//	commit: Commit, with the    -> onCommit: takes the last changes, holds the partition under a higher term, decides
-//	last changes and the release
-//	onCommitAck: released       <- CommitAck
+//	considerMove: Offer          -> onOffer: Accepted, Merging (the receiver holds the partition too) or Refused
+//	entries (follow.go)          -> takeIn: a copy; with Merging a staging area
+//	freeze, at freezeBelow pending keys: the giver stops deciding
+//	commit: Commit, which has    -> onCommit: takes the last changes, holds the partition under a higher term, decides
+//	the last changes
+//	onCommitAck, released        <- CommitAck
 //
-// The giver repeats the Commit until it is answered, and the receiver remembers its answer (committed). Only an answer
-// other than Done, or the loss of the receiver, lets the giver decide again, each under a new term: a late copy of the
-// Commit then has a term that is too low. So no instant has two holders of one move.
+// What keeps a move from having two holders: The giver repeats the Commit until the receiver answers it. The receiver
+// repeats its answer (remember). The giver decides again only if the answer is not Done, or if the receiver is lost. It
+// then raises its term, so that the term of a late copy of the Commit is too low.
+//
+// Words:
+//
+//	slot       the giver's follower that the receiver is: Backup if it is the backup already, otherwise Target
+//	frozen     of a partition: the giver holds it and does not decide, because the Commit is about to have the content
+//	committed  the Commit has been sent. Before that, the giver can abandon the move
+//	release    the giver's node and term, from a Commit. It proves to voters that the giver has given up the term
+//
+// Other files must keep: only commit drains the receiver's changes of a frozen partition; a partition does not stay
+// frozen without a move.
 
-// move is a hand-over in progress, at the giver.
+// move is a move in progress, at the giver.
 type move struct {
 	to       Node
-	slot     Slot
+	slot     Slot // with accepted
 	accepted bool
-	merge    bool
-	sent     int64
-	commit   *Commit // nil until the partition is frozen and everything else is sent; repeated until it is answered
+	merge    bool    // the receiver holds the partition too
+	sent     int64   // when the last Offer or Commit was sent
+	commit   *Commit // nil until the partition is frozen and everything else is acknowledged
 }
 
-// incoming is a move or a copy in progress, at the receiver.
+// incoming is the copy that this node receives, and the offer that it has accepted.
 type incoming struct {
-	sender     Node   // of the entries that are being received
+	sender     Node   // of the entries of the copy; the zero Node: none are received
 	attachment uint64 // of these entries
 	staged     bool   // entries go into the staging area
-	origin     Term   // of the content of these entries
-	// The staging area holds a whole copy, of a merge; in other moves the whole copy becomes the content.
-	complete bool
-	// Of an accepted offer; the zero Node: none. Another process may send a copy meanwhile. A holder merges.
-	from Node
-	word int64 // when from last offered, or sent an entry, by Core.awake
+	origin     Term   // of the content that these entries copy
+	complete   bool   // of a merge: the staging area has a whole copy
+	from       Node   // the giver of the accepted offer; the zero Node: none. sender may be another process
+	word       int64  // when from last offered, or sent an entry, by Core.awake
 }
 
-// considerMove begins to give away a partition that another member should hold.
+// considerMove begins to give away a partition that the ring gives to another member.
 func (c *Core) considerMove(p int) {
 	pt := &c.parts[p]
 	to := c.owner(p)
@@ -68,7 +77,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 	case !c.mine(p) || pt.restored || c.view.Leaving || !c.lives(from):
 		verdict = Refused
 	case !pt.held && o.Term.Less(pt.known) && pt.holder != from && c.lives(pt.holder):
-		verdict = Refused // the live holder of the higher term comes first; this content is merged into that one's
+		verdict = Refused // the live holder of the higher term must offer first; the giver's content is merged later
 	case pt.incoming.from == from:
 		// A repeat: the answer was lost, or the giver tries again.
 		if pt.held {
@@ -95,7 +104,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 	c.send(from, &OfferReply{Partition: p, Term: o.Term, Verdict: verdict})
 }
 
-// endIncoming forgets the move or copy that is being received.
+// endIncoming forgets the accepted offer and the copy that this node receives.
 func (c *Core) endIncoming(p int) {
 	in := &c.parts[p].incoming
 	if in.from != (Node{}) {
@@ -104,8 +113,8 @@ func (c *Core) endIncoming(p int) {
 	*in = incoming{}
 }
 
-// endOffer forgets an accepted offer. The staging area of a merge goes with it. A copy stays and is continued: another
-// process may send it, or the same one to its backup.
+// endOffer forgets an accepted offer. At a holder, it forgets what has been received for the merge too. Otherwise the
+// copy is continued: another process may send it, or the giver, which may keep this node as its backup.
 func (c *Core) endOffer(p int) {
 	in := &c.parts[p].incoming
 	if c.parts[p].held {
@@ -145,7 +154,7 @@ func (c *Core) onOfferReply(from Node, r *OfferReply) {
 	c.tendMove(r.Partition)
 }
 
-// tendMove takes a move its next step: offer again, give up, freeze, commit, or repeat the commit.
+// tendMove takes a move one step further: it repeats the Offer, ends the move, freezes, commits, or repeats the Commit.
 func (c *Core) tendMove(p int) {
 	pt := &c.parts[p]
 	m := pt.move
@@ -173,7 +182,8 @@ func (c *Core) tendMove(p int) {
 	}
 }
 
-// upToDate reports whether so few changes of a moving partition are left to send that it can be frozen.
+// upToDate reports whether a partition can be frozen for its move: the receiver has a whole copy, nothing is in flight,
+// and at most freezeBelow keys are pending.
 func (c *Core) upToDate(p int) bool {
 	pt := &c.parts[p]
 	m := pt.move
@@ -184,7 +194,7 @@ func (c *Core) upToDate(p int) bool {
 	return f.node == m.to && f.caught && !f.inFlight() && c.data.Pending(p, m.slot) <= freezeBelow
 }
 
-// freeze stops deciding for a partition. Afterwards it is handed over, or this node holds it on under a new term.
+// freeze stops deciding on a partition, for the last step of a move.
 func (c *Core) freeze(p int) {
 	pt := &c.parts[p]
 	c.data.Shut(p)
@@ -194,8 +204,9 @@ func (c *Core) freeze(p int) {
 	c.tendMove(p)
 }
 
-// commit sends the last changes; the last message is the Commit, with the proof of release. Nothing else of the
-// partition is in flight then, so the order of Commit and log does not matter.
+// commit sends the last changes of a frozen partition. If they fit into one piece, they go in the Commit; otherwise
+// they go into the log, and commit is called again when they are acknowledged. So nothing else of the partition is in
+// flight to the receiver when the Commit is sent, and the order of Commit and log does not matter.
 func (c *Core) commit(p int) {
 	pt := &c.parts[p]
 	m, f := pt.move, &pt.followers[pt.move.slot]
@@ -209,7 +220,7 @@ func (c *Core) commit(p int) {
 		Partition: p, Term: pt.term, Attachment: f.attachment, Chunk: chunk, Sum: sum(chunk),
 		Known: pt.known, Merge: m.merge, Granted: pt.strict.whole,
 	}
-	// If the receiver is lost at once, this node's next claim must be above the term that it took.
+	// The receiver takes the next term. If it is lost after that, this node must claim under a higher one.
 	pt.known = c.next(p)
 	m.sent = c.t
 	c.send(m.to, m.commit)
@@ -229,7 +240,7 @@ func (c *Core) endMove(p int) {
 	}
 }
 
-// abandon ends a move of which nothing was committed, so that no other process decides.
+// abandon ends a move that is not committed. If the partition is frozen, this node decides again, under a higher term.
 func (c *Core) abandon(p int) {
 	frozen := c.parts[p].standing == Frozen
 	if c.endMove(p); frozen {
@@ -237,14 +248,14 @@ func (c *Core) abandon(p int) {
 	}
 }
 
-// onCommit takes a partition over.
+// onCommit takes a partition over, or merges the giver's content into this node's.
 func (c *Core) onCommit(from Node, m *Commit) {
 	p := m.Partition
 	pt := &c.parts[p]
 	if ack := pt.committed[from]; ack != nil && ack.Term == m.Term {
 		if ack.Keep && !(pt.held && pt.followers[Backup].node == from) {
 			late := *ack
-			late.Keep = false // its copy is not followed up any more
+			late.Keep = false // this node sends the giver no changes for its copy any more
 			c.send(from, &late)
 		} else {
 			c.send(from, ack)
@@ -262,7 +273,8 @@ func (c *Core) onCommit(from Node, m *Commit) {
 	case pt.held:
 		ack.Outcome = c.absorb(p, from, m)
 	case m.Term.Less(pt.known) && m.Known.Less(pt.known):
-		// The giver does not know of the highest term, so it could not tell which term this node would take.
+		// The giver does not know pt.known. If this node took a term above pt.known and were lost, the giver might
+		// claim under a lower term.
 		ack.Outcome, ack.Known = Superseded, pt.known
 	case !fits || pt.copyFrom != from || pt.copy == (Position{}) || m.Merge:
 		ack.Outcome = Again
@@ -285,7 +297,6 @@ func (c *Core) onCommit(from Node, m *Commit) {
 		ack.New = pt.term
 		c.grants.urgent = true
 		if f := &pt.followers[Backup]; f.node == (Node{}) && c.member(c.view.Backups, p) == from && !m.Merge {
-			// The giver has exactly this content.
 			c.followCurrent(p, from)
 			ack.Keep, ack.Attachment = true, f.attachment
 		}
@@ -296,9 +307,9 @@ func (c *Core) onCommit(from Node, m *Commit) {
 	c.send(from, ack)
 }
 
-// remember keeps the answer to a Commit while it may be repeated: until its giver sends another Commit, which it does
-// only after an answer, or is lost. A repeated Commit gets the same answer, even after the partition has been handed
-// on: otherwise the giver would decide again.
+// remember keeps the answer to a Commit until the giver sends another Commit or is lost. Until then the giver may
+// repeat the Commit. It gets the same answer, even after this node has handed the partition on: with another answer the
+// giver would decide again.
 func (c *Core) remember(p int, giver Node, ack *CommitAck) {
 	pt := &c.parts[p]
 	maps.DeleteFunc(pt.committed, func(n Node, _ *CommitAck) bool { return !c.lives(n) })
@@ -308,8 +319,8 @@ func (c *Core) remember(p int, giver Node, ack *CommitAck) {
 	pt.committed[giver] = ack
 }
 
-// absorb merges a staged copy, which the Commit brings up to its holder's last change, into a partition that this node
-// holds as well.
+// absorb merges the giver's content into that of a partition that this node holds as well. The staging area has the
+// giver's copy, and the Commit has its last changes.
 func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 	pt := &c.parts[p]
 	if len(m.Chunk) > 0 && c.data.Apply(p, true, c.now.Instant, m.Chunk) != nil ||
@@ -335,8 +346,8 @@ func (c *Core) onCommitAck(from Node, a *CommitAck) {
 	case Done:
 		c.released(p, a)
 	case Again, Superseded, Conflict:
-		// The receiver has not taken the partition. A message of this attempt may still be on its way; the new term
-		// keeps the receiver from taking the partition by it later.
+		// The receiver has not taken the partition. A copy of the Commit may still be on its way. The new term keeps
+		// the receiver from taking the partition by that copy.
 		pt.exceed(a.Known)
 		slot := m.slot
 		c.endMove(p)
@@ -349,13 +360,13 @@ func (c *Core) onCommitAck(from Node, a *CommitAck) {
 	}
 }
 
-// released stops holding a partition that another process has taken over.
+// released ends the holding of a partition that the receiver of a move has taken over.
 func (c *Core) released(p int, a *CommitAck) {
 	pt := &c.parts[p]
 	to := pt.move.to
-	// The receiver's content has everything that was admitted. But if the receiver is lost before it has a grant, the
-	// voters believe the backup that they have recorded. So strict answers that this backup has not confirmed are not
-	// given.
+	// The receiver's content has everything that was allowed, so the answers that wait may be given. Strict ones may be
+	// given only if the receiver is the backup that the voters have recorded: if the receiver is lost before it has a
+	// grant, the voters believe that backup, which may lack what those answers charged.
 	b := &pt.followers[Backup]
 	strict := c.grants.voters == 0 || b.named && b.node == to
 	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: !strict})

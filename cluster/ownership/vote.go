@@ -5,44 +5,67 @@ import (
 	"time"
 )
 
-// voter records the holder of every partition. It keeps nothing on disk. After a restart it abstains for longer than
-// any grant that it may have given before lasts, and then reads the other voters' records. The order matters: an answer
-// from before the restart may make a majority with an answer that another voter is yet to give, and records that were
-// read earlier would not show that one.
+// This file is the voter's side of grants. A voter records the holder of every partition, and its backup. A holder
+// decides under strict rules while a majority of the voters have it on record (grant.go). DESIGN.md says why each rule
+// is needed.
+//
+// The path of a vote: onRequest takes a GrantRequest. vote decides on each of its partitions. The GrantReply has a
+// grant, or the record that stands against it.
+//
+// A voter keeps nothing on disk. The path of a restart:
+//
+//  1. The voter abstains for longer than any grant that it may have given before lasts (votesAt).
+//  2. tick asks the other voters for their records (ReadRecords), again every retryAfter.
+//  3. onRecords collects their answers. When enough have answered, consider takes over their records (adopt). If too few
+//     voters have records, it begins a new epoch.
+//
+// The reading comes after the abstention. A grant from before the restart may make a majority with a grant that another
+// voter gives during the abstention. Records that were read earlier would not show the other grant.
+//
+// Words:
+//
+//	record    the holder of a partition, its term and its backup; it stands until it ends, unless it is released
+//	replaced  the highest record of another process that the present record has replaced; a grant tells it, so that
+//	          the new holder knows who may have charged last (resolve)
+//	epoch     the upper part of terms. A voter does not record terms of a lower epoch than its own
+//
+// Other files must keep: a process numbers its GrantRequests upwards.
+
+// voter is one voter's records, and its restart.
 type voter struct {
 	c       *Core
-	at      int // among the voters
-	records []record
+	at      int             // index of this voter in Config.Voters
+	records []record        // by partition
 	last    map[Node]uint64 // by sender: the highest request taken in; a late older one must not undo it
 	epoch   uint64          // terms of a lower epoch are not recorded
 	seen    uint64          // the highest epoch that any process has named
 
-	votesAt int64  // when it stops abstaining
-	read    bool   // it has the other voters' records
-	began   bool   // this voter began its epoch
-	told    Node   // the first voter that has read so from it
-	spread  bool   // another voter has read so as well
-	askAt   int64  // no question to the other voters before
-	asks    uint64 // questions to the other voters
-	asked   int64  // when the first was sent, by Core.awake
-	replies map[string]reading
+	votesAt int64              // when it stops abstaining
+	read    bool               // it has read the other voters' records, or has begun an epoch
+	began   bool               // this voter began its epoch
+	told    Node               // the last voter that it has told its records
+	spread  bool               // it has told two voters
+	askAt   int64              // no question to the other voters before
+	asks    uint64             // the number of questions to the other voters
+	asked   int64              // when the first was sent, by Core.awake
+	replies map[string]reading // by ring name of the voter
 }
 
-// record is a Record, when it ends, and the record of another process that it has replaced.
+// record is what a voter has recorded for a partition.
 type record struct {
 	Record
-	ends     int64
+	ends     int64 // in boot time
 	replaced Record
 }
 
-// reading is what another voter has answered.
+// reading is another voter's answer to a ReadRecords.
 type reading struct {
 	from Node
 	*Records
 }
 
-// epochTurn is how long after its first question each voter waits for those before it to begin a new epoch, so that
-// voters that start together share one.
+// epochTurn times the index of a voter is how long the voter waits, from its first question, before it begins a new
+// epoch. So voters that start together share the epoch of the first of them.
 const epochTurn = int64(500 * time.Millisecond)
 
 func newVoter(c *Core) *voter {
@@ -54,17 +77,18 @@ func newVoter(c *Core) *voter {
 	return v
 }
 
-// life is how long a record is kept, on this voter's clock from the arrival of a request. It is longer than the
+// life is how long a record stands, on this voter's clock from the arrival of the request. It is longer than the
 // holder's lease, which counts from the sending of the request, even if this clock is fast and the holder's is slow by
-// the allowed Drift. With both off by ρ the ratio is (1+ρ)/(1-ρ), which is above 1+2ρ and below 1+3ρ.
+// the allowed Drift. If both are off by ρ, their rates have the ratio (1+ρ)/(1-ρ), which is above 1+2ρ and below 1+3ρ.
 func (v *voter) life() int64 {
 	lease := int64(v.c.cfg.Lease)
 	return lease + lease/1_000_000*3*v.c.cfg.Drift
 }
 
-// ready reports whether it grants.
+// ready reports whether the voter grants.
 func (v *voter) ready() bool { return v.read && v.c.t >= v.votesAt }
 
+// tick asks the other voters for their records, from the end of the abstention until the reading has ended.
 func (v *voter) tick() {
 	if v.read || v.c.t < v.votesAt {
 		return
@@ -87,7 +111,7 @@ func (v *voter) tick() {
 func (v *voter) consider() {
 	c := v.c
 	majority := c.grants.majority()
-	answered, read := 0, 0
+	answered, read := 0, 0 // other voters that have answered; of them, those that have records
 	var fresh *reading
 	for _, name := range c.cfg.Voters {
 		r, ok := v.replies[name]
@@ -108,22 +132,23 @@ func (v *voter) consider() {
 	case read >= majority:
 		v.adopt(v.seen)
 	case read+silent >= majority:
-		// A majority may know the records.
+		// A majority may know the records. Wait for it.
 	case fresh != nil && fresh.Epoch == v.seen:
 		// A voter has begun an epoch in which no majority can have recorded anything yet.
 		v.adopt(v.seen)
 	case v.asks > 0 && answered+1 >= majority && c.awake >= v.asked+int64(v.at)*epochTurn:
 		// So many voters have restarted that no voter may know a grant. All grants have ended: this voter has
 		// abstained, and without it there was no majority. So a new epoch begins. Its number must be above all earlier
-		// ones, which no voter may know either, so it is taken from the time of day. Nothing else here reads that.
+		// ones. No voter may know those either, so the number is the time of day in seconds. Nothing else in this
+		// package reads the time of day.
 		v.began = true
 		v.adopt(max(v.seen+1, uint64(max(c.now.Wall, 0))/uint64(time.Second)))
 		c.out.Notes = append(c.out.Notes, Note{What: "new epoch", Partition: -1, Term: Term{Epoch: v.epoch}})
 	}
 }
 
-// adopt takes over the other voters' records: of each partition the highest term, and the highest record of another
-// process that this one replaces.
+// adopt ends the reading. It takes over the other voters' records: of each partition that of the highest term, and the
+// highest one of another process as replaced.
 func (v *voter) adopt(epoch uint64) {
 	v.read, v.epoch = true, epoch
 	for _, name := range v.c.cfg.Voters {
@@ -162,6 +187,8 @@ func (r *record) add(other Record, ends int64) {
 	}
 }
 
+// onRead tells another voter all records. Records.Fresh says that this voter began its epoch, and that no voter but the
+// asking one can have adopted it from this voter. So no majority can have recorded anything in the epoch.
 func (v *voter) onRead(from Node, m *ReadRecords) {
 	r := &Records{ID: m.ID, Read: v.read, Epoch: max(v.epoch, v.seen)}
 	if v.read {
@@ -180,7 +207,8 @@ func (v *voter) onRead(from Node, m *ReadRecords) {
 	v.c.send(from, r)
 }
 
-// onRecords takes in an answer to any question: all were sent after the abstention, so each answer is recent enough.
+// onRecords takes in an answer to any question of this reading. Every question was sent after the abstention, so every
+// answer is recent enough.
 func (v *voter) onRecords(from Node, m *Records) {
 	if v.read || m.ID == 0 || m.ID > v.asks || !slices.Contains(v.c.cfg.Voters, from.Name) {
 		return
@@ -192,7 +220,7 @@ func (v *voter) onRecords(from Node, m *Records) {
 	v.consider()
 }
 
-// onRequest records the sender as the holder of each partition that no other record stands against.
+// onRequest answers a GrantRequest. It ignores a request that has arrived after a later one of the same sender.
 func (v *voter) onRequest(from Node, m *GrantRequest) {
 	for _, i := range m.Items {
 		v.seen = max(v.seen, i.Term.Epoch)
@@ -211,8 +239,9 @@ func (v *voter) onRequest(from Node, m *GrantRequest) {
 	v.c.send(from, reply)
 }
 
-// vote grants if the term is of this epoch and above the recorded one, and the recorded process has ended, released
-// that term, or is the sender. A request for the recorded term and process is a renewal.
+// vote records the sender as the holder of a partition, or refuses. The term must be of the voter's epoch or a higher
+// one. It grants a renewal, which has the recorded term and process. It also grants a higher term than the recorded
+// one, if nothing is recorded, or the record has ended, is the sender's, or was released.
 func (v *voter) vote(from Node, id uint64, i *GrantItem) GrantAnswer {
 	a := GrantAnswer{Partition: i.Partition, Term: i.Term}
 	if !v.ready() {
@@ -226,7 +255,8 @@ func (v *voter) vote(from Node, id uint64, i *GrantItem) GrantAnswer {
 		replaced: r.Record,
 	}
 	if r.Node == from {
-		// The same process, under the same or a higher term: it still has to know of the record that it replaced first.
+		// The same process, under the same or a higher term. Every grant tells the record that it replaced first,
+		// because the answer to the first request may have been lost.
 		fresh.replaced = r.replaced
 	}
 	switch {

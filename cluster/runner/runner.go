@@ -1,7 +1,24 @@
 // Package runner runs an ownership core: it gives the core its clocks, messages and views, and carries out the core's
 // effects.
 //
-// One goroutine owns the core. All others read what that goroutine has published, or queue something for it.
+// One goroutine owns the core (Runner.run). All others read what that goroutine has published, or queue something for
+// it. The path of what they queue:
+//
+//  1. Receive, Urgent and Changed of the Inbox, and SetView, Drain and Status of the Runner, queue it and wake the
+//     goroutine.
+//  2. step waits to be woken or for the next tick. turn gives the core what is queued: a view, then what is urgent,
+//     then messages. tick lets time pass.
+//  3. carryOut takes the core's effects. It publishes routes and progress, and hands blocks to the disk.
+//  4. post wakes the goroutines that wait for progress, and sends the messages to other nodes.
+//  5. A caller reads a route (Route), or waits for a change of it (Await). It waits until its answer may be given
+//     (AwaitProgress).
+//
+// Words:
+//
+//	ticket    the version that the store gives to an answer that must wait; a later change of the partition has a
+//	          higher version
+//	degraded  of an answer: it is given although a copy that it should wait for is missing
+//	strict    of an answer: it is of a strict rule
 package runner
 
 import (
@@ -24,20 +41,20 @@ import (
 )
 
 const (
-	// tickEvery is how often the core is told that time passes, and idleEvery how often while it is idle.
+	// tickEvery is the time between two ticks of the core; idleEvery is the same while the core is idle.
 	tickEvery = 10 * time.Millisecond
 	idleEvery = 100 * time.Millisecond
-	// mailAtOnce is how many messages the core receives before everything else has its turn again.
+	// mailAtOnce is how many messages the core receives in one turn.
 	mailAtOnce = 256
 )
 
-// Sender passes messages on to other nodes; see replica.Messenger. Send must not block, nor keep the slice.
+// Sender sends messages to other nodes; see replica.Messenger. Send must not block, nor keep the slice.
 type Sender interface {
 	Send([]ownership.Envelope)
 }
 
-// Disk takes the blocks for the disk of this process; see disk.Disk. Send must not block. Once Err returns an error
-// nothing is written any more.
+// Disk takes the blocks for the disk of this process; see disk.Disk. Send must not block. When Err returns an error,
+// the disk has failed and writes nothing any more.
 type Disk interface {
 	Send(*ownership.Block)
 	Err() error
@@ -47,12 +64,12 @@ type Disk interface {
 type Config struct {
 	Core   ownership.Config
 	Sender Sender
-	Inbox  *Inbox              // what others leave for the Runner; nil: one of its own
+	Inbox  *Inbox              // nil: the Runner makes one
 	Disk   Disk                // nil: there is none
-	Now    func() algo.Instant // the clock of decisions: the very one that the limiter reads
-	Boot   func() int64        // the clock of leases: BootTime, other than in tests
-	// Version returns the highest ticket that has been given for an answer of a partition, or more. It never falls. It
-	// is called by the goroutine that also calls Core.Data.
+	Now    func() algo.Instant // the clock of decisions, which the limiter reads too
+	Boot   func() int64        // the clock of leases: BootTime, except in tests
+	// Version returns the highest ticket of a partition's answers so far, or a higher number. It never falls. The
+	// goroutine that calls Core.Data calls it.
 	Version func(partition int) uint64
 	Logger  *slog.Logger
 }
@@ -78,51 +95,53 @@ type Runner struct {
 	ctx  context.Context // ends with Close
 	work sync.WaitGroup
 
-	// Left for the goroutine that owns the core, beside what is in the inbox, whose mutex guards this too.
+	// Queued for the goroutine that owns the core. The mutex of the Inbox guards these fields.
 	*Inbox
 	view    *ownership.View   // the newest, until the core has it
-	leaving bool              // every view is to say so
-	asked   []chan<- Status   // who wants to know the core's status
-	events  map[string]uint64 // notes so far, by what they say
+	leaving bool              // every view is to have Leaving
+	asked   []chan<- Status   // callers of Status
+	events  map[string]uint64 // the number of notes so far, by Note.What
 
-	// Published by it.
+	// Published by that goroutine.
 	routes   []atomic.Pointer[route]
 	progress []progress
 	settled  atomic.Bool
-	held     atomic.Int64  // partitions that routes say are Owned or Frozen
-	drained  chan struct{} // closed once the core is leaving and holds nothing, or no member is there to take it
+	held     atomic.Int64  // partitions whose routes are Owned or Frozen
+	drained  chan struct{} // closed when this node leaves and holds nothing any more, or no other node can take it
 
-	// Its own.
+	// Only for that goroutine.
 	core   core
-	batch  []ownership.Envelope // what it was left last
-	outbox []ownership.Envelope
-	risen  []chan struct{} // to be closed: see post
-	seen   ownership.View  // that the core has
-	viewed bool
-	closed bool // drained is
+	batch  []ownership.Envelope // the messages of this turn
+	outbox []ownership.Envelope // the messages that post sends
+	risen  []chan struct{}      // the channels that post closes
+	seen   ownership.View       // the view that the core has
+	viewed bool                 // the core has a view
+	closed bool                 // drained is closed
 
 	journal journal // of notes, for the log
 }
 
-// route is what is known of a partition from one instant to another.
+// route is a published Route.
 type route struct {
 	ownership.Route
-	replaced chan struct{} // closed when it is no longer what is known
+	replaced chan struct{} // closed when another Route is published
 }
 
-// progress says up to which ticket a partition's answers may be given: by confirmed where there is a copy, else by
-// strict, else by the next. The numbers only rise. A waiter leaves a channel, which is closed after the next rise.
+// progress says up to which ticket a partition's answers may be given. The numbers only rise. A waiter leaves a
+// channel, which is closed after the next rise.
 type progress struct {
-	confirmed atomic.Uint64 // a copy has them
-	strict    atomic.Uint64 // degraded: there is no copy, and that is on record
-	unguarded atomic.Uint64 // degraded, but for strict rules: there is no copy
-	saved     atomic.Uint64 // of tickets with ownership.Saved: a copy, if there is one, and the disk have them
-	bare      atomic.Uint64 // of the same: degraded, because the copy or the disk is not there any more
-	waiting   atomic.Pointer[chan struct{}]
+	// These are for answers that wait for the backup.
+	confirmed atomic.Uint64 // the backup has them
+	strict    atomic.Uint64 // degraded: there is no backup, and a majority of voters has recorded that
+	unguarded atomic.Uint64 // degraded, only if not strict: there is no backup, or its confirmation does not count
+	// These are for answers that wait for the backup and the disk (ownership.Saved).
+	saved   atomic.Uint64 // the disk has them, and so has the backup, if there is one
+	bare    atomic.Uint64 // degraded: the backup or the disk is detached
+	waiting atomic.Pointer[chan struct{}]
 }
 
-// wait returns a channel that is closed after a rise that the caller has not seen, if it looks at the numbers after
-// this.
+// wait returns a channel that is closed after the next rise. The caller must look at the numbers after this call: it
+// sees a rise there, or the channel is closed.
 func (p *progress) wait() <-chan struct{} {
 	for {
 		if risen := p.waiting.Load(); risen != nil {
@@ -135,12 +154,13 @@ func (p *progress) wait() <-chan struct{} {
 	}
 }
 
-// verdict says whether the answer with a ticket may be given, and whether it is degraded then.
+// verdict says whether the answer with a ticket may be given (ok), and whether it is degraded then.
 func (p *progress) verdict(version uint64, strict bool) (degraded, ok bool) {
 	ticket := version &^ ownership.Saved
 	switch {
 	case ticket != version:
-		saved := ticket <= p.saved.Load() // read first: bare is raised before what is left of the two confirms more
+		// saved must be read first. When one of the two is detached, bare is raised before the other one raises saved.
+		saved := ticket <= p.saved.Load()
 		degraded = ticket <= p.bare.Load()
 		return degraded, saved || degraded
 	case version <= p.confirmed.Load():
@@ -176,7 +196,7 @@ func (k *Runner) start(c core) {
 	k.work.Go(k.run)
 }
 
-// begin gives the Runner its core and publishes what that knows.
+// begin gives the Runner its core, and publishes the core's routes.
 func (k *Runner) begin(c core) {
 	k.core = c
 	for p := range k.routes {
@@ -184,13 +204,14 @@ func (k *Runner) begin(c core) {
 	}
 }
 
-// Close stops the Runner: who waits in it returns, and what it has published stays as it is.
+// Close stops the Runner. All callers that wait return, and what the Runner has published stays as it is.
 func (k *Runner) Close() {
 	k.stop()
 	k.work.Wait()
 }
 
-// SetView tells the core who is there. Of several views in a moment it may see the last one only.
+// SetView gives the core a new view. If SetView is called again before the core has the view, the core gets the last
+// one only.
 func (k *Runner) SetView(v ownership.View) {
 	k.mu.Lock()
 	k.view = &v
@@ -201,11 +222,11 @@ func (k *Runner) SetView(v ownership.View) {
 // Route says where a partition's checks are decided. The caller must not change it. It takes no lock.
 func (k *Runner) Route(p int) *ownership.Route { return &k.routes[p].Load().Route }
 
-// Ahead has the processor fetch a partition's route, which is going to be asked for.
+// Ahead makes the processor fetch a partition's route, for a call of Route that follows soon.
 func (k *Runner) Ahead(p int) { prefetch.Line(unsafe.Pointer(k.routes[p].Load())) }
 
-// Await waits until the partition has another route than old, which came from Route or Await, and returns it. When ctx
-// ends first, or the Runner is closed, it returns old.
+// Await waits until the partition has another route than old, and returns that route. old must come from Route or
+// Await. If ctx ends first, or the Runner is closed, Await returns old.
 func (k *Runner) Await(ctx context.Context, p int, old *ownership.Route) *ownership.Route {
 	r := k.routes[p].Load()
 	if &r.Route != old {
@@ -219,9 +240,9 @@ func (k *Runner) Await(ctx context.Context, p int, old *ownership.Route) *owners
 	return k.Route(p)
 }
 
-// AwaitProgress waits until an answer of a partition, with version as its ticket, may be given, and says whether it is
-// degraded, for want of a copy. An answer of a strict rule waits until a copy has it, or it is on record that there is
-// none. ok is false when it may not be given: ctx ended first, or the Runner was closed.
+// AwaitProgress waits until the answer with the ticket version may be given, and says whether the answer is degraded. A
+// strict answer waits until the backup has confirmed it, or a majority of voters has recorded that there is no backup.
+// ok is false if the answer may not be given, because ctx has ended first, or the Runner was closed.
 func (k *Runner) AwaitProgress(ctx context.Context, p int, version uint64, strict bool) (degraded, ok bool) {
 	pr := &k.progress[p]
 	if degraded, ok = pr.verdict(version, strict); ok {
@@ -242,15 +263,15 @@ func (k *Runner) AwaitProgress(ctx context.Context, p int, version uint64, stric
 	}
 }
 
-// Settled says whether this node holds what it should and nothing else, under a view that has stood for a moment.
+// Settled reports whether this node holds exactly the partitions that a settled view gives it (Core.Settled).
 func (k *Runner) Settled() bool { return k.settled.Load() }
 
-// ErrNobody says that there is no other active member that partitions could be given to.
+// ErrNobody says that there is no other active member to give partitions to.
 var ErrNobody = errors.New("runner: there is no other node to give partitions to")
 
-// Drain gives all partitions to other nodes, and waits until this node holds none. It returns early with an error when
-// there is no other node (ErrNobody), ctx ends, or the Runner is closed. It cannot be taken back: the node goes on
-// giving away.
+// Drain makes this node give all partitions to other nodes, and waits until the node holds none and has no copy that is
+// still needed. It returns early with an error if there is no other node (ErrNobody), ctx ends, or the Runner is
+// closed. After any error the node still goes on giving its partitions away.
 func (k *Runner) Drain(ctx context.Context) error {
 	k.mu.Lock()
 	k.leaving = true
@@ -282,7 +303,7 @@ func (k *Runner) isDrained() bool {
 	}
 }
 
-// Status is what a Runner can tell of its core.
+// Status is a summary of what the core holds and does.
 type Status struct {
 	ownership.Status
 	Settled bool // see Runner.Settled
@@ -316,11 +337,11 @@ func (k *Runner) Stats() Stats {
 	return Stats{Events: maps.Clone(k.events), Lost: k.lost}
 }
 
-// now reads the clocks. What has arrived shares a reading made after it was taken from the mailbox: so no message is
-// received at an instant before its arrival, and ages that it carries are not anchored too early.
+// now reads the clocks. All messages of a turn share one reading, which is made after they were taken from the mailbox.
+// So no message is received at an instant before its arrival, and the ages in it do not begin too early.
 func (k *Runner) now() ownership.Now { return ownership.Now{Instant: k.cfg.Now(), Boot: k.cfg.Boot()} }
 
-// run owns the core.
+// run is the goroutine that owns the core.
 func (k *Runner) run() {
 	tick := time.NewTimer(tickEvery)
 	defer tick.Stop()
@@ -338,9 +359,8 @@ func (k *Runner) run() {
 	}
 }
 
-// step waits until there is something to do, and does it, or a part of it. What has arrived comes before a tick: that
-// may be late, and it is then that others are judged by what they have not answered. step reports whether it has
-// ticked.
+// step waits until there is something to do, and does it, or a part of it. A turn comes before a tick: the tick may be
+// late, and it decides about other nodes by the answers that have not come. step reports whether it has ticked.
 func (k *Runner) step(tick <-chan time.Time) (due bool) {
 	due = k.core.Behind()
 	if !due {
@@ -353,13 +373,13 @@ func (k *Runner) step(tick <-chan time.Time) (due bool) {
 	}
 	k.turn()
 	if due {
-		k.idle.Store(true) // before the tick looks for changes: one that comes later ends it
+		k.idle.Store(true) // before the tick looks for changes: a later change sets it to false (Changed)
 		k.tick()
 	}
 	return due
 }
 
-// tick tells the core that time passes.
+// tick lets time pass in the core. It also writes the journal, and tells the core if the disk has failed.
 func (k *Runner) tick() {
 	if !k.journal.empty() {
 		k.journal.write(k.cfg.Logger, k.cfg.Now().Mono, false)
@@ -375,7 +395,7 @@ func (k *Runner) tick() {
 	k.settled.Store(k.core.Settled())
 }
 
-// turn gives the core what was left for it.
+// turn gives the core what is queued for it, at most mailAtOnce messages.
 func (k *Runner) turn() {
 	k.mu.Lock()
 	view, leaving, asked := k.view, k.leaving, k.asked
@@ -403,7 +423,7 @@ func (k *Runner) turn() {
 	for _, e := range k.batch {
 		k.core.Receive(now, e)
 	}
-	clear(k.batch) // the array lives on, the messages need not
+	clear(k.batch) // only the array is used again
 	k.carryOut()
 	k.post()
 	if leaving && !k.closed && (k.held.Load() == 0 && k.unneeded() || !k.others()) {
@@ -415,7 +435,7 @@ func (k *Runner) turn() {
 	}
 }
 
-// hurry tells the core what is urgent.
+// hurry passes the partitions that are urgent to the core (Inbox.Urgent).
 func (k *Runner) hurry(now ownership.Now) {
 	for i := range k.urgent {
 		if k.urgent[i].Load() == 0 {
@@ -427,20 +447,20 @@ func (k *Runner) hurry(now ownership.Now) {
 	}
 }
 
-// unneeded reports whether a node that holds nothing may end: nothing is on its way to it, and it has no copy of a
-// partition whose holder is lost.
+// unneeded reports whether a node that holds nothing may end: it has accepted no offer that is still open, and has no
+// copy of a partition whose holder is lost.
 func (k *Runner) unneeded() bool {
 	st := k.core.Status(k.now())
 	return st.Arriving == 0 && st.Stranded == 0
 }
 
-// others reports whether another node could take partitions.
+// others reports whether another member is active, so that it may take partitions.
 func (k *Runner) others() bool {
 	return slices.ContainsFunc(k.seen.Members,
 		func(m ownership.Member) bool { return m.Active && m.Node != k.cfg.Core.Self })
 }
 
-// carryOut does what the core wants done, but for its messages and for waking who waits, which gather until post.
+// carryOut carries out the core's effects. Messages to other nodes, and the channels of waiters, gather until post.
 func (k *Runner) carryOut() {
 	out := k.core.Take()
 	for _, p := range out.Routes {
@@ -462,8 +482,8 @@ func (k *Runner) carryOut() {
 	}
 }
 
-// post wakes the waiters of confirmed partitions, and sends the messages that have gathered. It does so once for many
-// confirmations, so a caller that waits for several partitions in turn finds all of them confirmed.
+// post wakes the waiters of confirmed partitions, and sends the messages that have gathered. It runs after carryOut, so
+// a caller that waits for several partitions in turn finds all of them confirmed.
 func (k *Runner) post() {
 	for _, c := range k.risen {
 		close(c)
@@ -478,6 +498,7 @@ func (k *Runner) post() {
 	k.outbox = k.outbox[:0]
 }
 
+// publish publishes a partition's route, if it is another one.
 func (k *Runner) publish(p int, now ownership.Route) {
 	old := k.routes[p].Load()
 	if old.Route == now {
@@ -496,8 +517,8 @@ func holds(r ownership.Route) bool {
 	return r.Standing == ownership.Owned || r.Standing == ownership.Frozen
 }
 
-// confirm notes that answers may be given. All of them means: all that wait now. Answers that will wait for another
-// copy have higher versions.
+// confirm raises the number that a Progress is about. MaxUint64 stands for all answers that wait now. Answers that will
+// wait for another backup have higher tickets.
 func (k *Runner) confirm(c ownership.Progress) {
 	if c.Version == math.MaxUint64 {
 		c.Version = k.cfg.Version(c.Partition)
@@ -523,7 +544,7 @@ func (k *Runner) confirm(c ownership.Progress) {
 	}
 }
 
-// record counts notes, and logs them, or has the journal keep them for a moment.
+// record counts notes, and adds them to the journal, which writes them to the log.
 func (k *Runner) record(notes []ownership.Note) {
 	now := k.cfg.Now().Mono
 	k.mu.Lock()
