@@ -304,7 +304,11 @@ func (m *member) next() *weirv1.CheckStreamRequest {
 	case report != nil:
 		return &weirv1.CheckStreamRequest{Borrow: report}
 	case x != nil:
-		return m.packer.pack(x, m.nodes.now())
+		out := m.packer.pack(x, m.nodes.now())
+		m.mu.Lock()
+		m.sent[x.sequence] = x // after pack, which reads the requests: a faulty node may answer what it has not got yet
+		m.mu.Unlock()
+		return out
 	}
 	return nil
 }
@@ -332,7 +336,6 @@ func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 	m.inFlight += len(x.checks)
 	m.sequence++
 	x.sequence = m.sequence
-	m.sent[x.sequence] = x
 	return nil, x
 }
 

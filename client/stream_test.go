@@ -319,33 +319,37 @@ func TestTimeoutsAreTheCallersOwn(t *testing.T) {
 // loans is sent all the same, and the next message once one is answered.
 func TestReportsPassChecks(t *testing.T) {
 	l := talking()
-	ask := func() *message {
+	l.greeted, l.follows = true, true
+	ask := func() (sequence uint64) {
 		f := newRequest()
 		f.checks, f.answers = []limit.Check{{Target: limit.Target{Policy: "p", Key: "k"}}}, make([]Result, 1)
 		l.send(f)
 		must.NoError(t, f.err, "the node takes no more")
-		_, m := l.take()
-		return m
+		return l.next().GetSequence()
 	}
-	var messages []*message
-	for m := ask(); m != nil && len(messages) < 100; m = ask() {
+	var messages []uint64
+	for m := ask(); m != 0 && len(messages) < 100; m = ask() {
 		messages = append(messages, m)
-		must.NoError(t, l.onAnswer(&weirv1.CheckStreamResponse{Sequence: m.sequence, More: true}))
+		must.NoError(t, l.onAnswer(&weirv1.CheckStreamResponse{Sequence: m, More: true}))
 	}
 	must.Equal(t, len(messages), maxUnanswered, "messages wait for answers")
 	must.True(t, l.report(&weirv1.BorrowRequest{Borrower: 1}), "the report is not sent")
-	in, m := l.take()
-	must.True(t, in != nil && m == nil, "%v, %v in place of the report", in, m)
+	must.True(t, l.next().GetBorrow() != nil, "the report is not sent next")
 	select {
 	case <-l.wake:
 	default:
 	}
-	must.NoError(t, l.onAnswer(&weirv1.CheckStreamResponse{Sequence: messages[7].sequence, Checks: []uint32{0}}))
+	must.NoError(t, l.onAnswer(&weirv1.CheckStreamResponse{Sequence: messages[7], Checks: []uint32{0}}))
 	select {
 	case <-l.wake:
 	default:
 		t.Error("the writer is not told that there is room for another message")
 	}
-	_, m = l.take()
-	expect.True(t, m != nil, "no message is sent after one is answered")
+	expect.True(t, l.next().GetSequence() != 0, "no message is sent after one is answered")
+
+	early := ask() // not sent: too many wait
+	must.NoError(t, l.onAnswer(&weirv1.CheckStreamResponse{Sequence: messages[8], Checks: []uint32{0}}))
+	_, m := l.take()
+	must.True(t, early == 0 && m != nil, "%d, %v", early, m)
+	expect.Equal(t, l.onAnswer(&weirv1.CheckStreamResponse{Sequence: m.sequence}), errOddAnswer, "before it is packed")
 }
