@@ -139,7 +139,7 @@ func (v *verifier) known(ip netip.Addr) bool {
 // heard takes in what gossip says of another process, and returns why the process does not count, or nil if it does. A
 // member that is not live becomes live at once, and is asked again.
 func (v *verifier) heard(c claim, now time.Time) error {
-	if m := v.members[c.identity]; m != nil && m.claim == c {
+	if m := v.members[c.identity]; m != nil && m.claim == c && (m.live || v.live < v.max-1) {
 		if !m.live {
 			v.setLive(m, true)
 			v.candidates[c] = &candidate{preferred: true, due: now, heard: now}

@@ -87,6 +87,8 @@ func TestVerifier(t *testing.T) {
 	expect.ErrorIs(t, v.heard(claimed("e", 5, 5), now), errTooMany, "one too many")
 	v.down(c.identity)
 	expect.ErrorIs(t, v.heard(claimed("e", 5, 5), now), errUnverified, "when another one is gone")
+	v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
+	expect.ErrorIs(t, v.heard(c, now), errTooMany, "one that is back when another one has its place")
 
 	for _, bad := range []struct {
 		c    claim
