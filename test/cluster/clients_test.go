@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -296,6 +297,8 @@ func startClients(t *testing.T, plan clientsPlan) *clientsProcess {
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	p.stdin = must.Value(p.cmd.StdinPipe())(t)
 	must.NoError(t, p.cmd.Start())
+	// Clients run on other machines than nodes.
+	must.NoError(t, syscall.Setpriority(syscall.PRIO_PROCESS, p.cmd.Process.Pid, 10))
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
 		_ = p.cmd.Wait()
