@@ -44,7 +44,7 @@ const policies = `policies:
   - {name: api, algorithm: sliding_window, limits: [10/1s, 100/1m]}
   - {name: upload, algorithm: token_bucket, limit: 5, window: 1s, capacity: 20}
   - {name: search, algorithm: sliding_counter, limit: 100, window: 1m}
-  - {name: report, algorithm: fixed_window, limit: 1000, align: calendar, window: day, time_zone: UTC}
+  - {name: report, algorithm: fixed_window, limit: 1000, align: calendar, window: day, time_zone: UTC, persist: true}
   - {name: trial, algorithm: sliding_log, limit: 20, window: 1m, shadow: true}
 `
 
@@ -55,7 +55,7 @@ func start(t *testing.T, name, accessFile string, join *node.Node) *node.Node {
 		Version: "v0.1.0", Name: name, Bind: "127.0.0.1", HTTPPort: node.PortAny, GRPCPort: node.PortAny,
 		GossipPort: node.PortAny, PeerPort: node.PortAny,
 		Timeout: 10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
-		PolicyFile: testkit.WriteFile(t, "policies.yaml", policies),
+		PolicyFile: testkit.WriteFile(t, "policies.yaml", policies), DataDir: t.TempDir(),
 	}
 	cfg.Security.AccessFile = accessFile
 	if join != nil {
@@ -203,6 +203,7 @@ func TestConsole(t *testing.T) {
 	b.contains("#link", "Live")
 	b.contains("#cluster-summary", "3 members")
 	b.contains("#version", "weir-0 · v0.1.0")
+	b.contains("#members .facts", "on disk, synced")
 
 	b.try("login", "alice", "#try-check")
 	b.contains("#decision", "Allowed")

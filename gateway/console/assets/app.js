@@ -227,7 +227,7 @@ function showMembers() {
     e.querySelector(".bar > span").style.width = 100 * held(m) / partitions + "%";
     text(e.querySelector(".facts"), !m.reachable ? "does not answer" :
       "holds " + count(o ? o.held : 0) + " of " + count(m.partitions) + " partitions · " + plural(m.keys - m.keys_copied, "key", "keys") + ", " + count(m.keys_copied) +
-      " copied · " + bytes(m.state_bytes) + (o && o.disk ? " · " + bytes(o.disk.bytes) + " on disk" : "") + (m.borrowers ? " · lends to " + plural(m.borrowers, "borrower", "borrowers") : "") + " · up " + duration(m.uptime_ms));
+      " copied · " + bytes(m.state_bytes) + (o && o.disk ? " · " + bytes(o.disk.bytes) + " on disk, synced " + duration(o.disk.synced_ms) + " ago" : "") + (m.borrowers ? " · lends to " + plural(m.borrowers, "borrower", "borrowers") : "") + " · up " + duration(m.uptime_ms));
     const tags = [];
     if (m.name === seen.status.node) tags.push(["", "this node"]);
     if (m.state !== "active") tags.push(["warn", m.state]);
