@@ -139,7 +139,7 @@ func (v *verifier) known(ip netip.Addr) bool {
 // heard takes in what gossip says of another process, and returns why the process does not count, or nil if it does. A
 // member that is not live becomes live at once, and is asked again.
 func (v *verifier) heard(c claim, now time.Time) error {
-	if m := v.members[c.identity]; m != nil && m.claim == c && (m.live || v.live < v.max-1) {
+	if m := v.members[c.identity]; m != nil && m.claim == c && v.fits(m) {
 		if !m.live {
 			v.setLive(m, true)
 			v.candidates[c] = &candidate{preferred: true, due: now, heard: now}
@@ -151,7 +151,7 @@ func (v *verifier) heard(c claim, now time.Time) error {
 		return errNoPeerPort
 	case c.addr == v.self.addr || c.endpoint() == v.self.endpoint():
 		return errOurAddress
-	case v.live >= v.max-1:
+	case !v.fits(nil):
 		return fmt.Errorf("%w: %d; see max-members", errTooMany, v.max)
 	}
 	v.add(c, nil, now)
@@ -365,7 +365,7 @@ func (v *verifier) confirm(c claim) answer {
 		}
 	}
 	if !v.isMember(c) {
-		if v.members[c.identity] == nil && v.live >= v.max-1 {
+		if !v.fits(v.members[c.identity]) {
 			return answer{gone: a.gone}
 		}
 		v.remove(c.identity)
@@ -375,6 +375,9 @@ func (v *verifier) confirm(c claim) answer {
 	}
 	return a
 }
+
+// fits reports whether a process may be live: it is already, or fewer than max are. m is nil if it is no member.
+func (v *verifier) fits(m *verified) bool { return m != nil && m.live || v.live < v.max-1 }
 
 // down makes a member not live. The verifier remembers that it has answered, so that it counts at once if gossip takes
 // it for alive again. If more than max are remembered so, down forgets the one that has not been live for longest.

@@ -89,6 +89,9 @@ func TestVerifier(t *testing.T) {
 	expect.ErrorIs(t, v.heard(claimed("e", 5, 5), now), errUnverified, "when another one is gone")
 	v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
 	expect.ErrorIs(t, v.heard(c, now), errTooMany, "one that is back when another one has its place")
+	moved := c
+	moved.peer++
+	expect.True(t, !v.confirm(moved).joins, "one that is back at another endpoint joins in place of no one")
 
 	for _, bad := range []struct {
 		c    claim
