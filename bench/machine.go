@@ -42,8 +42,7 @@ func describeMachine(ctx context.Context, weirPath string) machine {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, d := range info.Deps {
 			switch d.Path {
-			case "google.golang.org/grpc", "github.com/redis/go-redis/v9", "github.com/go-redis/redis_rate/v10",
-				"golang.org/x/time", "github.com/sethvargo/go-limiter":
+			case "google.golang.org/grpc", "github.com/redis/go-redis/v9", "github.com/go-redis/redis_rate/v10":
 				m.Versions[d.Path] = d.Version
 			}
 		}

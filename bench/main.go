@@ -27,29 +27,18 @@ import (
 )
 
 func main() {
-	err := child(os.Args[1:])
-	if errors.Is(err, errNoChild) {
+	var err error
+	if args := os.Args[1:]; len(args) > 0 && args[0] == serveCommand { // a child, which is this same binary
+		err = serveFloor(args[1:])
+	} else {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+		err = run(ctx, args, os.Stdout, os.Stderr)
 		stop()
 	}
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(2)
 	}
-}
-
-var errNoChild = errors.New("not a child of the harness")
-
-// child runs a child of the harness, which is this same binary.
-func child(args []string) error {
-	if len(args) > 0 && args[0] == serveCommand {
-		return serveFloor(args[1:])
-	}
-	if len(args) > 0 && args[0] == inProcessCommand {
-		return measureInProcess(args[1:])
-	}
-	return errNoChild
 }
 
 // settings are the flags of the command line.

@@ -70,7 +70,7 @@ func (r *report) fill(all []*series) {
 	}
 	for _, s := range all {
 		if base := firstOf[s.work]; base != s.name() && !strings.HasPrefix(s.work, scaleWork) {
-			add(s.name(), base, rate, serverCPU, p50, nsOne, nsTwo, nsHotOne, bytesPerKey, gcMillis)
+			add(s.name(), base, rate, serverCPU, p50, bytesPerKey)
 		}
 	}
 	// Ratios between rows of different workloads, which users compare.
@@ -126,7 +126,7 @@ func (r *report) writeMarkdown(w io.Writer) error {
 	r.writeRatios(m)
 	r.writeScale(m)
 	r.writeNetworked(m)
-	r.writeInProcess(m)
+	r.writeMemory(m)
 	r.writeMissing(m)
 	return m.err
 }
@@ -161,23 +161,11 @@ func (r *report) writeNetworked(m *markdown) {
 	}
 }
 
-func (r *report) writeInProcess(m *markdown) {
-	began := false
+func (r *report) writeMemory(m *markdown) {
 	for _, f := range r.Figures {
-		if s, ok := f.Spreads[bytesPerKey]; ok && f.Work == "node-memory" {
+		if s, ok := f.Spreads[bytesPerKey]; ok {
 			m.printf("\nA node of %s grows by %s resident bytes a key.\n", f.System, s)
 		}
-		if _, ok := f.Spreads[nsOne]; !ok {
-			continue
-		}
-		if !began {
-			began = true
-			m.printf("\n## %s\n\nElapsed ns a decision, all threads together.\n\n", f.Title)
-			m.row("library", "1 thread", "2 threads", "hot key, 1", "hot key, 2", "bytes a key", "GC cycle ms")
-			m.row("---", "---:", "---:", "---:", "---:", "---:", "---:")
-		}
-		m.row(f.System, f.cell(nsOne), f.cell(nsTwo), f.cell(nsHotOne), f.cell(nsHotTwo),
-			f.cell(bytesPerKey), f.cell(gcMillis))
 	}
 }
 
@@ -233,8 +221,7 @@ func number(v float64) string {
 func titleOf(m metric) string {
 	return map[metric]string{
 		rate: "rate", serverCPU: "server CPU", perCPU: "decisions per CPU s", p50: "p50",
-		nsOne: "time, 1 thread", nsTwo: "time, 2 threads", nsHotOne: "time, hot key",
-		bytesPerKey: "bytes a key", gcMillis: "GC cycle",
+		bytesPerKey: "bytes a key",
 	}[m]
 }
 

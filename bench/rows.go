@@ -22,7 +22,7 @@ import (
 // workloads returns all workloads.
 func (b *bench) workloads() []workload {
 	return slices.Concat(b.oneNode(), b.protocols(), b.clients(), b.threeNodes(), b.scale(), b.loans(),
-		b.durabilities(), []workload{b.inProcess(), b.memory(), b.overload()})
+		b.durabilities(), []workload{b.memory(), b.overload()})
 }
 
 // A driver runs callers against a system, and measures them and the servers.
@@ -261,8 +261,11 @@ func (s *system) gubernatorForwards(ctx context.Context, keys []string) ([]strin
 	return found, nil
 }
 
-// fewKeys keys are asked for often; each of keySpace keys is asked for only now and then.
-const fewKeys = 1000
+// fewKeys keys are asked for often; each of keySpace or manyKeys keys is asked for only now and then.
+const (
+	fewKeys  = 1000
+	manyKeys = 1_000_000
+)
 
 // loans compares the Go client with itself, with and without loans.
 func (b *bench) loans() []workload {
@@ -274,7 +277,7 @@ func (b *bench) loans() []workload {
 			patient.driven("loans", unaryCallers, b.weirThree, goClient(policy, p)),
 		}}
 	}
-	many := sync.OnceValue(func() pick { return amongMany(inProcessKeys) })
+	many := sync.OnceValue(func() pick { return amongMany(manyKeys) })
 	all := []workload{
 		pair("lend-hot", "one hot key under its limit", "wide", only("one")),
 		pair("lend-uniform", "a million keys, all alike", "uncopied",
@@ -354,16 +357,6 @@ func (b *bench) streamEcho() row {
 			}
 		})
 	}}
-}
-
-// inProcess compares libraries that decide in the caller's process. Each runs in a child with its own heap.
-func (b *bench) inProcess() workload {
-	w := workload{name: "in-process", title: "In process, a million string keys"}
-	for _, l := range libraries() {
-		run := func(ctx context.Context) (sample, error) { return b.runInProcess(ctx, l.name) }
-		w.rows = append(w.rows, row{system: l.name, run: run})
-	}
-	return w
 }
 
 // memory measures by how much a million keys make a process grow, in all.

@@ -14,22 +14,16 @@ import (
 type metric string
 
 const (
-	rate      metric = "rate"         // decisions a second
-	serverCPU metric = "server_cpu"   // CPU seconds of all server processes per million decisions
-	clientCPU metric = "client_cpu"   // the same of the harness
-	perCPU    metric = "per_cpu"      // decisions per CPU second of servers and harness together
-	p50       metric = "p50_us"       // latency of a call, µs
-	p99       metric = "p99_us"       // the same
-	rss       metric = "rss_bytes"    // resident memory of all server processes after the run
-	failed    metric = "failed_share" // calls that failed, 0 to 1
-	idleCPU   metric = "idle_percent" // CPU of a node without callers, in percent of a core
-
-	nsOne       metric = "ns_1_thread"  // in-process: elapsed time by decisions, a million keys
-	nsTwo       metric = "ns_2_threads" // the same by two goroutines together
-	nsHotOne    metric = "ns_hot_1_thread"
-	nsHotTwo    metric = "ns_hot_2_threads"
+	rate        metric = "rate"         // decisions a second
+	serverCPU   metric = "server_cpu"   // CPU seconds of all server processes per million decisions
+	clientCPU   metric = "client_cpu"   // the same of the harness
+	perCPU      metric = "per_cpu"      // decisions per CPU second of servers and harness together
+	p50         metric = "p50_us"       // latency of a call, µs
+	p99         metric = "p99_us"       // the same
+	rss         metric = "rss_bytes"    // resident memory of all server processes after the run
+	failed      metric = "failed_share" // calls that failed, 0 to 1
+	idleCPU     metric = "idle_percent" // CPU of a node without callers, in percent of a core
 	bytesPerKey metric = "bytes_per_key"
-	gcMillis    metric = "gc_ms" // one collection with all keys live
 )
 
 // A sample has the figures of one run of a row.
@@ -109,7 +103,7 @@ func headline(s sample, err error) string {
 	for _, f := range []struct {
 		m      metric
 		format string
-	}{{rate, "%.0f/s"}, {nsOne, "%.0f ns"}, {bytesPerKey, "%.0f bytes a key"}, {idleCPU, "%.2f %% of a core"}} {
+	}{{rate, "%.0f/s"}, {bytesPerKey, "%.0f bytes a key"}, {idleCPU, "%.2f %% of a core"}} {
 		if v, ok := s[f.m]; ok {
 			return fmt.Sprintf(f.format, v)
 		}

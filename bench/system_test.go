@@ -158,22 +158,6 @@ func TestOwnedBy(t *testing.T) {
 	}
 }
 
-// TestLibraries measures every library for a moment.
-func TestLibraries(t *testing.T) {
-	for _, l := range libraries() {
-		got, err := measureLibrary(l, 2000, time.Millisecond)
-		if err != nil {
-			t.Errorf("%s: %v", l.name, err)
-			continue
-		}
-		for _, m := range []metric{nsOne, nsTwo, nsHotOne, nsHotTwo} {
-			if got[m] <= 0 {
-				t.Errorf("%s: %s is %v", l.name, m, got[m])
-			}
-		}
-	}
-}
-
 // TestFloors talks to the floors as the workloads do.
 func TestFloors(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -3,11 +3,14 @@ package local
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/client"
@@ -98,26 +101,54 @@ func TestWithoutPolicies(t *testing.T) {
 func BenchmarkAllow(b *testing.B) {
 	set := must.Value(policy.Parse("test.yaml",
 		[]byte("policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]")))(b)
+	c := New(set)
+	defer func() { _ = c.Close() }()
+	l, ctx := c.Policy("p"), b.Context()
+	eachKey(b, func(key string) {
+		if _, err := l.Allow(ctx, key); err != nil {
+			b.Error(err)
+		}
+	})
+}
+
+// BenchmarkRate is the same question to golang.org/x/time/rate, with a limiter for each key in a sharded map.
+func BenchmarkRate(b *testing.B) {
+	var shards [256]struct {
+		sync.Mutex
+		limiters map[string]*rate.Limiter
+	}
+	for i := range shards {
+		shards[i].limiters = make(map[string]*rate.Limiter)
+	}
+	seed := maphash.MakeSeed()
+	eachKey(b, func(key string) {
+		s := &shards[maphash.String(seed, key)%uint64(len(shards))]
+		s.Lock()
+		l := s.limiters[key]
+		if l == nil {
+			l = rate.NewLimiter(1000, 1000)
+			s.limiters[key] = l
+		}
+		s.Unlock()
+		l.Allow()
+	})
+}
+
+// eachKey measures questions about one key, and about any of a million.
+func eachKey(b *testing.B, ask func(key string)) {
 	for _, keys := range []int{1, 1_000_000} {
 		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
-			c := New(set)
-			defer func() { _ = c.Close() }()
-			l, ctx := c.Policy("p"), b.Context()
 			names := make([]string, keys)
 			for i := range names {
 				names[i] = fmt.Sprintf("user:%012d", i)
-				_, err := l.Allow(ctx, names[i])
-				must.NoError(b, err)
+				ask(names[i])
 			}
 			b.ReportAllocs()
 			b.ResetTimer()
 			b.RunParallel(func(pb *testing.PB) {
 				random := rand.New(rand.NewPCG(1, 2))
 				for pb.Next() {
-					if _, err := l.Allow(ctx, names[random.IntN(keys)]); err != nil {
-						b.Error(err)
-						return
-					}
+					ask(names[random.IntN(keys)])
 				}
 			})
 		})
