@@ -9,11 +9,8 @@ import (
 	"log"
 	"math/rand/v2"
 	"net"
-	"net/http"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -289,72 +286,6 @@ func envoyCalls(pick pick) asking {
 			return 1, err
 		}
 	})
-}
-
-const forwardAuth = "/v1/forward-auth"
-
-// gatewayCalls asks GET /v1/forward-auth, as a gateway does.
-func gatewayCalls(pick pick) asking {
-	return func(_ context.Context, s *system) (func(int) call, func(), error) {
-		transport := &http.Transport{MaxIdleConnsPerHost: unaryCallers, MaxConnsPerHost: unaryCallers}
-		c := &http.Client{Transport: transport, Timeout: callLimit}
-		return func(i int) call {
-			random := newRandom(i)
-			return func(ctx context.Context) (int, error) {
-				url := "http://" + s.nodes[0].http + forwardAuth + "?policy=bucket&key=" + pick(random)
-				req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-				if err != nil {
-					return 0, err
-				}
-				resp, err := c.Do(req)
-				if err != nil {
-					return 0, err
-				}
-				defer resp.Body.Close()
-				_, err = io.Copy(io.Discard, resp.Body)
-				if err == nil && resp.Header.Get("Weir-Result") == "" {
-					err = fmt.Errorf("status %s", resp.Status)
-				}
-				return 1, err
-			}
-		}, transport.CloseIdleConnections, nil
-	}
-}
-
-// pipelined keeps unaryCallers messages in flight on one stream of the echo. Each has one answer, in order.
-func pipelined(ctx context.Context, r *recorder, conn grpc.ClientConnInterface, keys []string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var sender sync.WaitGroup
-	defer sender.Wait()
-	defer cancel()
-	stream, err := conn.NewStream(ctx, echoStream(), echoStreamMethod)
-	if err != nil {
-		return err
-	}
-	sent := make(chan time.Time, unaryCallers) // its capacity bounds what is in flight
-	sender.Go(func() {
-		defer close(sent)
-		req := newCheckRequest("bucket", 1)
-		for i := 0; !r.over(); i++ {
-			select {
-			case sent <- time.Now():
-			case <-ctx.Done():
-				return
-			}
-			req.Checks[0].Target.Key = keys[i*7919%len(keys)]
-			if stream.SendMsg(req) != nil {
-				return // RecvMsg returns the error
-			}
-		}
-	})
-	resp := new(weirv1.CheckResponse)
-	for at := range sent {
-		if err := stream.RecvMsg(resp); err != nil {
-			return err
-		}
-		r.done(at, 1, nil)
-	}
-	return nil
 }
 
 // slidingWindow is the script that users of Redis write: a sorted set of admissions for each key, by the server's

@@ -26,10 +26,7 @@ const callLimit = 10 * time.Second
 // A call asks once, and returns the number of decisions in the answer. One goroutine at a time may use it.
 type call func(ctx context.Context) (decisions int, err error)
 
-// A caller is one goroutine of a load. It ends soon after the recorder is over.
-type caller func(ctx context.Context, r *recorder)
-
-// A recorder counts the calls of one caller. Only the goroutine that receives answers calls done.
+// A recorder counts the calls of one caller, whose goroutine alone calls done.
 type recorder struct {
 	run                        *phases
 	decisions, calls, failures atomic.Int64
@@ -42,8 +39,6 @@ type recorder struct {
 type phases struct{ counting, over atomic.Bool }
 
 func newTimes() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(2*callLimit), 2) }
-
-func (r *recorder) over() bool { return r.run.over.Load() }
 
 func (r *recorder) done(began time.Time, decisions int, err error) {
 	if r.run.counting.Load() {
@@ -60,19 +55,17 @@ func (r *recorder) done(began time.Time, decisions int, err error) {
 	r.decisions.Add(int64(decisions))
 }
 
-// loop makes one call after the other.
-func loop(c call) caller {
-	return func(ctx context.Context, r *recorder) {
-		for !r.over() && ctx.Err() == nil {
-			began := time.Now()
-			n, err := c(ctx)
-			r.done(began, n, err)
-		}
+// loop makes one call after the other, until the run is over.
+func (r *recorder) loop(ctx context.Context, c call) {
+	for !r.run.over.Load() && ctx.Err() == nil {
+		began := time.Now()
+		n, err := c(ctx)
+		r.done(began, n, err)
 	}
 }
 
-// drive runs the load, and measures it. newCaller returns the i-th caller.
-func (l closedLoop) drive(ctx context.Context, newCaller func(i int) caller) (sample, error) {
+// drive runs the load, and measures it. newCall returns the i-th caller's call.
+func (l closedLoop) drive(ctx context.Context, newCall func(i int) call) (sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.warm+l.measure+callLimit)
 	defer cancel()
 	var run phases
@@ -80,8 +73,8 @@ func (l closedLoop) drive(ctx context.Context, newCaller func(i int) caller) (sa
 	var callers sync.WaitGroup
 	for i := range recorders {
 		recorders[i].run, recorders[i].times = &run, newTimes()
-		c := newCaller(i)
-		callers.Go(func() { c(ctx, &recorders[i]) })
+		c := newCall(i)
+		callers.Go(func() { recorders[i].loop(ctx, c) })
 	}
 	wait(ctx, l.warm)
 	from, err := l.read(recorders)

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -61,9 +59,7 @@ func serveFloor(args []string) error {
 			}
 			weirv1.RegisterLimiterServer(s, f)
 		} else {
-			e := newEchoServer()
-			weirv1.RegisterLimiterServer(s, e)
-			s.RegisterService(echoService(), e)
+			weirv1.RegisterLimiterServer(s, newEchoServer())
 			ratelimitv3.RegisterRateLimitServiceServer(s, newEnvoyEcho())
 		}
 		go func() { failed <- s.Serve(l) }()
@@ -135,40 +131,6 @@ func (e *envoyEcho) ShouldRateLimit(
 	return e.response, nil
 }
 
-// echoService describes the service of echoStream.
-func echoService() *grpc.ServiceDesc {
-	streams := []grpc.StreamDesc{*echoStream()}
-	return &grpc.ServiceDesc{ServiceName: "weir.bench.Echo", HandlerType: (*any)(nil), Streams: streams}
-}
-
-const echoStreamMethod = "/weir.bench.Echo/Stream"
-
-// echoStream describes a stream with the messages of the unary call, each with one answer. Weir's interface has no such
-// stream.
-func echoStream() *grpc.StreamDesc {
-	return &grpc.StreamDesc{
-		StreamName: "Stream", ServerStreams: true, ClientStreams: true,
-		Handler: func(srv any, stream grpc.ServerStream) error {
-			req := new(weirv1.CheckRequest)
-			for {
-				if err := stream.RecvMsg(req); err != nil {
-					if errors.Is(err, io.EOF) {
-						return nil
-					}
-					return err
-				}
-				resp, err := srv.(*echoServer).Check(stream.Context(), req)
-				if err != nil {
-					return err
-				}
-				if err := stream.SendMsg(resp); err != nil {
-					return err
-				}
-			}
-		},
-	}
-}
-
 // forwardServer forwards every call to another process, with as little code as gRPC allows.
 type forwardServer struct {
 	weirv1.UnimplementedLimiterServer
@@ -184,28 +146,18 @@ const echoHTTPBody = `{"allowed":true,"granted":1,"limit":1000,"remaining":998,"
 	`"reset_after_ms":114,"delay_ms":0,"policy":"bucket",` +
 	`"shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`
 
-// echoHTTP reads a request, and answers with as many bytes and headers as Weir: without a body for a gateway.
+// echoHTTP reads a request, and answers with as many bytes and headers as Weir.
 func echoHTTP(w http.ResponseWriter, r *http.Request) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	h := w.Header()
-	gateway := r.URL.Path == forwardAuth
-	if gateway {
-		h.Set("Cache-Control", "no-store")
-		h.Set("Weir-Result", "admitted")
-		h.Set("Weir-Status", "200")
-	} else {
-		h.Set("Content-Type", "application/json")
-	}
+	h.Set("Content-Type", "application/json")
 	h.Set("RateLimit", `"bucket";r=998;t=1`)
 	h.Set("RateLimit-Policy", `"bucket";q=1000;w=60`)
 	h.Set("X-RateLimit-Limit", "1000")
 	h.Set("X-RateLimit-Remaining", "998")
 	h.Set("X-RateLimit-Reset", "1")
-	if gateway {
-		return
-	}
-	_, _ = io.Copy(w, bytes.NewReader([]byte(echoHTTPBody))) // the caller may be gone
+	_, _ = io.WriteString(w, echoHTTPBody) // the caller may be gone
 }

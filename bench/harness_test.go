@@ -82,15 +82,15 @@ func TestRoundsTakeTurns(t *testing.T) {
 
 func TestDrive(t *testing.T) {
 	l := closedLoop{callers: 4, warm: time.Millisecond, measure: 50 * time.Millisecond}
-	got, err := l.drive(context.Background(), func(i int) caller {
+	got, err := l.drive(context.Background(), func(i int) call {
 		n := 0
-		return loop(func(context.Context) (int, error) {
+		return func(context.Context) (int, error) {
 			if n++; n%4 == 0 {
 				return 0, errors.New("every fourth")
 			}
 			time.Sleep(time.Millisecond)
 			return 10, nil
-		})
+		}
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -101,8 +101,8 @@ func TestDrive(t *testing.T) {
 	if _, ok := got[serverCPU]; ok {
 		t.Error("CPU of servers that there are none of")
 	}
-	_, err = l.drive(context.Background(), func(int) caller {
-		return loop(func(context.Context) (int, error) { return 0, io.ErrUnexpectedEOF })
+	_, err = l.drive(context.Background(), func(int) call {
+		return func(context.Context) (int, error) { return 0, io.ErrUnexpectedEOF }
 	})
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("a load without a single decision gave %v", err)

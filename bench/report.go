@@ -75,7 +75,6 @@ func (r *report) fill(all []*series) {
 	}
 	// Ratios between rows of different workloads, which users compare.
 	add("client/weir", "unary/gubernator", rate)
-	add("client/weir", "stream/echo", rate, serverCPU)
 	add("three-client/weir", "client/weir", perCPU)
 	r.Scale = scalings(byName)
 }

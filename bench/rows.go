@@ -31,8 +31,7 @@ type driver func(ctx context.Context, servers []*process, newCall func(i int) ca
 // closed returns a driver with callers that ask again when they are answered.
 func (b *bench) closed(callers int) driver {
 	return func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error) {
-		l := closedLoop{callers, b.warm, b.measure, servers}
-		return l.drive(ctx, func(i int) caller { return loop(newCall(i)) })
+		return closedLoop{callers, b.warm, b.measure, servers}.drive(ctx, newCall)
 	}
 }
 
@@ -109,7 +108,7 @@ func drivenIn(name string, drive driver, start starter, part func(*system) *syst
 // first returns the first node of a system.
 func first(s *system) *system { return &system{s.servers[:1], s.nodes[:1]} }
 
-// oneNode compares calls of one check, calls of many checks, and a stream.
+// oneNode compares calls of one check and calls of many.
 func (b *bench) oneNode() []workload {
 	anyKey := among(b.keys)
 	return []workload{
@@ -127,7 +126,6 @@ func (b *bench) oneNode() []workload {
 			b.driven("gubernator", batchCallers, b.gubOne, gubernatorCalls(batchSize, anyKey)),
 			b.driven("redis-script", batchCallers, b.redis, scripts(batchSize, anyKey)),
 		}},
-		{"stream", "One connection, 256 messages of one check in flight", []row{b.streamEcho()}},
 	}
 }
 
@@ -149,10 +147,6 @@ func (b *bench) protocols() []workload {
 		{"http", "HTTP, 256 connections", []row{
 			b.driven("echo", unaryCallers, b.echoHTTP, singles("http", "bucket", anyKey)),
 			b.driven("weir", unaryCallers, b.weirOne, singles("http", "bucket", anyKey)),
-		}},
-		{"forward-auth", "HTTP for gateways (forward-auth), 256 connections", []row{
-			b.driven("echo", unaryCallers, b.echoHTTP, gatewayCalls(anyKey)),
-			b.driven("weir", unaryCallers, b.weirOne, gatewayCalls(anyKey)),
 		}},
 		{"resp", "Redis protocol, 16 connections, 100 commands at a time", []row{
 			b.driven("redis-ping", respCallers, b.redis, commands(ping, anyKey)),
@@ -336,27 +330,6 @@ func (b *bench) durabilities() []workload {
 		all = append(all, work)
 	}
 	return all
-}
-
-func (b *bench) streamEcho() row {
-	return row{system: "echo", run: func(ctx context.Context) (sample, error) {
-		s, err := b.echo()
-		if err != nil {
-			return nil, err
-		}
-		conn, err := dial(s.nodes[0].grpc)
-		if err != nil {
-			return nil, err
-		}
-		defer conn.Close()
-		return closedLoop{1, b.warm, b.measure, s.servers}.drive(ctx, func(int) caller {
-			return func(ctx context.Context, r *recorder) {
-				if err := pipelined(ctx, r, conn, b.keys); err != nil {
-					r.done(time.Now(), 0, err)
-				}
-			}
-		})
-	}}
 }
 
 // memory measures by how much a million keys make a process grow, in all.
