@@ -12,9 +12,10 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// A closedLoop has callers that each make the next call when the last one is answered.
-type closedLoop struct {
+// A loop has callers that each make one call after the other.
+type loop struct {
 	callers int
+	every   time.Duration // from one call of a caller to its next; 0: until the answer
 	warm    time.Duration // not measured: connections, pools and the first collections settle
 	measure time.Duration
 	servers []*process // whose CPU and memory are measured
@@ -28,7 +29,7 @@ type call func(ctx context.Context) (decisions int, err error)
 
 // A recorder counts the calls of one caller, whose goroutine alone calls done.
 type recorder struct {
-	run                        *phases
+	phases                     *phases
 	decisions, calls, failures atomic.Int64
 	_                          [64]byte // the next caller's counters are on another cache line
 	times                      *hdrhistogram.Histogram
@@ -41,7 +42,7 @@ type phases struct{ counting, over atomic.Bool }
 func newTimes() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(2*callLimit), 2) }
 
 func (r *recorder) done(began time.Time, decisions int, err error) {
-	if r.run.counting.Load() {
+	if r.phases.counting.Load() {
 		_ = r.times.RecordValue(min(max(int64(time.Since(began)), 1), r.times.HighestTrackableValue()))
 	}
 	r.calls.Add(1)
@@ -55,26 +56,32 @@ func (r *recorder) done(began time.Time, decisions int, err error) {
 	r.decisions.Add(int64(decisions))
 }
 
-// loop makes one call after the other, until the run is over.
-func (r *recorder) loop(ctx context.Context, c call) {
-	for !r.run.over.Load() && ctx.Err() == nil {
-		began := time.Now()
+// run makes one call after the other, until the run is over. A call that is late counts from when it was due.
+func (r *recorder) run(ctx context.Context, c call, due time.Time, every time.Duration) {
+	for !r.phases.over.Load() && ctx.Err() == nil {
+		if every > 0 {
+			wait(ctx, time.Until(due))
+		} else {
+			due = time.Now()
+		}
 		n, err := c(ctx)
-		r.done(began, n, err)
+		r.done(due, n, err)
+		due = due.Add(every)
 	}
 }
 
 // drive runs the load, and measures it. newCall returns the i-th caller's call.
-func (l closedLoop) drive(ctx context.Context, newCall func(i int) call) (sample, error) {
+func (l loop) drive(ctx context.Context, newCall func(i int) call) (sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.warm+l.measure+callLimit)
 	defer cancel()
 	var run phases
 	recorders := make([]recorder, l.callers)
 	var callers sync.WaitGroup
 	for i := range recorders {
-		recorders[i].run, recorders[i].times = &run, newTimes()
+		recorders[i].phases, recorders[i].times = &run, newTimes()
 		c := newCall(i)
-		callers.Go(func() { recorders[i].loop(ctx, c) })
+		due := time.Now().Add(l.every * time.Duration(i) / time.Duration(l.callers))
+		callers.Go(func() { recorders[i].run(ctx, c, due, l.every) })
 	}
 	wait(ctx, l.warm)
 	from, err := l.read(recorders)
@@ -111,7 +118,7 @@ type counts struct {
 	rss                        int64
 }
 
-func (l closedLoop) read(recorders []recorder) (counts, error) {
+func (l loop) read(recorders []recorder) (counts, error) {
 	var c counts
 	for _, p := range l.servers {
 		u, err := p.usage()
@@ -132,7 +139,7 @@ func (l closedLoop) read(recorders []recorder) (counts, error) {
 }
 
 // between returns the figures of the time between two readings.
-func (l closedLoop) between(from, to counts) sample {
+func (l loop) between(from, to counts) sample {
 	decisions := float64(to.decisions - from.decisions)
 	got := sample{
 		rate:      decisions / to.at.Sub(from.at).Seconds(),

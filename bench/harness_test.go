@@ -81,7 +81,7 @@ func TestRoundsTakeTurns(t *testing.T) {
 }
 
 func TestDrive(t *testing.T) {
-	l := closedLoop{callers: 4, warm: time.Millisecond, measure: 50 * time.Millisecond}
+	l := loop{callers: 4, warm: time.Millisecond, measure: 50 * time.Millisecond}
 	got, err := l.drive(context.Background(), func(i int) call {
 		n := 0
 		return func(context.Context) (int, error) {
@@ -111,7 +111,7 @@ func TestDrive(t *testing.T) {
 
 func TestPaced(t *testing.T) {
 	b := &bench{warm: 10 * time.Millisecond, measure: time.Millisecond}
-	got, err := b.paced(4, 100, 50)(t.Context(), nil, func(int) call {
+	got, err := b.paced(4, 50).drive(t.Context(), func(int) call {
 		return func(context.Context) (int, error) { return 100, nil }
 	})
 	if err != nil || math.Abs(got[rate]-5000) > 1000 || got[failed] != 0 {

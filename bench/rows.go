@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
-	"github.com/weirlimit/weir/internal/load"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -25,61 +23,18 @@ func (b *bench) workloads() []workload {
 		b.durabilities(), []workload{b.memory(), b.overload()})
 }
 
-// A driver runs callers against a system, and measures them and the servers.
-type driver func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error)
-
-// closed returns a driver with callers that ask again when they are answered.
-func (b *bench) closed(callers int) driver {
-	return func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error) {
-		return closedLoop{callers, b.warm, b.measure, servers}.drive(ctx, newCall)
-	}
+// closed returns callers that ask again when they are answered.
+func (b *bench) closed(callers int) loop {
+	return loop{callers: callers, warm: b.warm, measure: b.measure}
 }
 
-// paced returns a driver that makes so many calls a second, each of a batch. The cost of copies depends on the number
-// of decisions between two flushes, so CPU can be compared only at one rate.
-func (b *bench) paced(callers, batch int, perSecond float64) driver {
-	return func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error) {
-		cfg := load.Config{
-			Rate: perSecond, Concurrency: callers, Keys: load.Keys{Distribution: load.Uniform, Count: 1},
-			Duration: b.warm, Count: load.MaxCount, Timeout: callLimit, Cost: 1,
-		}
-		for i := range callers {
-			cfg.Askers = append(cfg.Askers, singly(newCall(i)))
-		}
-		if _, err := load.Run(ctx, cfg); err != nil {
-			return nil, err
-		}
-		cfg.Duration = max(b.measure, 2*time.Second) // CPU is counted in steps of 10 ms, and there is little of it
-		idle := closedLoop{servers: servers}
-		from, err := idle.read(nil)
-		if err != nil {
-			return nil, err
-		}
-		result, err := load.Run(ctx, cfg)
-		if err != nil {
-			return nil, err
-		}
-		to, err := idle.read(nil)
-		if err != nil {
-			return nil, err
-		}
-		to.calls, to.failures, to.decisions = result.Checks, result.Errors, int64(batch)*(result.Checks-result.Errors)
-		if to.decisions == 0 {
-			return nil, fmt.Errorf("nothing was decided: %s", result.FirstError)
-		}
-		got := idle.between(from, to)
-		got[p50], got[p99] = float64(result.Latency.P50)/1e3, float64(result.Latency.P99)/1e3
-		return got, nil
-	}
-}
-
-// singly is a call in the form of package load. The call chooses its keys.
-type singly call
-
-// Ask implements load.Asker.
-func (c singly) Ask(ctx context.Context, _ string) (load.Answer, error) {
-	_, err := c(ctx)
-	return load.Answer{}, err
+// paced returns callers that make so many calls a second together. The cost of copies depends on the number of
+// decisions between two flushes, so CPU can be compared only at one rate.
+func (b *bench) paced(callers int, perSecond float64) loop {
+	l := b.closed(callers)
+	l.every = time.Duration(float64(callers) / perSecond * float64(time.Second))
+	l.measure = max(l.measure, 2*time.Second) // CPU is counted in steps of 10 ms, and there is little of it
+	return l
 }
 
 // driven returns the row of a closed loop of callers on a system.
@@ -89,7 +44,7 @@ func (b *bench) driven(name string, callers int, start starter, ask asking) row 
 }
 
 // drivenIn returns the row of a part of a system. CPU and memory are those of the part's servers.
-func drivenIn(name string, drive driver, start starter, part func(*system) *system, ask func(*system) asking) row {
+func drivenIn(name string, callers loop, start starter, part func(*system) *system, ask func(*system) asking) row {
 	return row{system: name, run: func(ctx context.Context) (sample, error) {
 		s, err := start()
 		if err != nil {
@@ -101,7 +56,8 @@ func drivenIn(name string, drive driver, start starter, part func(*system) *syst
 			return nil, err
 		}
 		defer closeAll()
-		return drive(ctx, asked.servers, newCall)
+		callers.servers = asked.servers
+		return callers.drive(ctx, newCall)
 	}}
 }
 
@@ -317,15 +273,15 @@ func (b *bench) durabilities() []workload {
 				own := s.ownedBy(s.nodes[0], true, d, b.keys)
 				return checks(d, w.batch, among(own[:min(len(own), w.keys)]))
 			}
-			drive := b.closed(w.callers)
+			callers := b.closed(w.callers)
 			if w.perSecond > 0 {
-				drive = b.paced(w.callers, w.batch, w.perSecond)
+				callers = b.paced(w.callers, w.perSecond)
 			}
 			start := b.weirTwo
 			if strings.HasPrefix(d, "saved-") {
 				start = b.savedTwo
 			}
-			work.rows = append(work.rows, drivenIn("weir-"+d, drive, start, first, ask))
+			work.rows = append(work.rows, drivenIn("weir-"+d, callers, start, first, ask))
 		}
 		all = append(all, work)
 	}

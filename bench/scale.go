@@ -84,7 +84,7 @@ func (b *bench) idle(name string, start starter) row {
 			return nil, err
 		}
 		wait(ctx, 2*b.warm) // until work of the start and of the last round is done
-		l := closedLoop{servers: s.servers}
+		l := loop{servers: s.servers}
 		from, err := l.read(nil)
 		if err != nil {
 			return nil, err
