@@ -17,11 +17,10 @@ type report struct {
 	Machine  machine   `json:"machine"`
 	Short    bool      `json:"short"`
 	Rounds   int       `json:"rounds"`
-	Nodes    int       `json:"nodes"`    // of a cluster in the rows of scale.go
+	Nodes    int       `json:"nodes"`    // of the rows many
 	Measured string    `json:"measured"` // length of each measurement, without the warm-up
 	Figures  []figures `json:"figures"`
 	Ratios   []ratio   `json:"ratios"`
-	Scale    []scaling `json:"scale,omitempty"`
 }
 
 // figures has the results of one row.
@@ -62,41 +61,32 @@ func (r *report) fill(all []*series) {
 		}
 	}
 	add := func(subject, base string, metrics ...metric) {
+		a, b := byName[subject], byName[base]
+		if a == nil || b == nil {
+			return
+		}
 		for _, m := range metrics {
-			if got := ratioOf(byName, subject, base, m); got != nil {
-				r.Ratios = append(r.Ratios, ratio{m, subject, base, *got})
+			if got, ok := a.ratioTo(b, m); ok {
+				r.Ratios = append(r.Ratios, ratio{m, subject, base, got})
 			}
 		}
 	}
 	for _, s := range all {
-		if base := firstOf[s.work]; base != s.name() && !strings.HasPrefix(s.work, scaleWork) {
+		base, work := firstOf[s.work], s.work+"/"
+		switch scale := strings.HasPrefix(s.work, scaleWork); {
+		case scale && s.system == "one":
+			add(s.name(), work+"many", serverCPU) // E
+		case scale && s.system == "beside-one":
+			add(s.name(), work+"beside-many", serverCPU)
+		case scale && s.system == "many":
+			add(s.name(), work+"beside-many", rate)
+		case !scale && base != s.name():
 			add(s.name(), base, rate, serverCPU, p50, bytesPerKey)
 		}
 	}
 	// Ratios between rows of different workloads, which users compare.
 	add("client/weir", "unary/gubernator", rate)
 	add("three-client/weir", "client/weir", perCPU)
-	r.Scale = scalings(byName)
-}
-
-func figureOf(all map[string]*series, name string, m metric) *spread {
-	if s := all[name]; s != nil {
-		if got, ok := s.of(m); ok {
-			return &got
-		}
-	}
-	return nil
-}
-
-func ratioOf(all map[string]*series, subject, base string, m metric) *spread {
-	a, b := all[subject], all[base]
-	if a == nil || b == nil {
-		return nil
-	}
-	if got, ok := a.ratioTo(b, m); ok {
-		return &got
-	}
-	return nil
 }
 
 func (r *report) writeJSON(w io.Writer) error {
@@ -123,9 +113,8 @@ func (r *report) writeMarkdown(w io.Writer) error {
 	m.printf("Beside it: %s.\n\n", strings.Join(versions, ", "))
 	m.printf("Callers and servers share the machine. Figures are medians over the rounds, with (least–most).\n")
 	r.writeRatios(m)
-	r.writeScale(m)
 	r.writeNetworked(m)
-	r.writeMemory(m)
+	r.writeSingle(m)
 	r.writeMissing(m)
 	return m.err
 }
@@ -160,10 +149,14 @@ func (r *report) writeNetworked(m *markdown) {
 	}
 }
 
-func (r *report) writeMemory(m *markdown) {
+// writeSingle writes the figures that are the only one of their row.
+func (r *report) writeSingle(m *markdown) {
 	for _, f := range r.Figures {
 		if s, ok := f.Spreads[bytesPerKey]; ok {
 			m.printf("\nA node of %s grows by %s resident bytes a key.\n", f.System, s)
+		}
+		if s, ok := f.Spreads[idleCPU]; ok {
+			m.printf("\nA node of %d without callers (%s) takes %s %% of a core.\n", r.Nodes, f.System, s)
 		}
 	}
 }
