@@ -123,7 +123,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer b.kids.stopAll()
+	defer func() {
+		cancel()
+		b.kids.running.Wait()
+	}()
 	all, err := runRounds(ctx, stderr, b.workloads(), s.rounds, s.only)
 	if err != nil {
 		return fmt.Errorf("ended early: %w", err)

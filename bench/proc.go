@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -17,37 +16,43 @@ import (
 	"time"
 )
 
-// children are the processes that the harness has started. Each is ended by its own pid.
+// children are the processes that the harness has started. They run until ctx ends. Each is then ended by its own pid.
 type children struct {
-	mu      sync.Mutex
-	running []*process
+	ctx     context.Context
+	dir     string // of the files that they write their standard error to
+	running sync.WaitGroup
 }
 
 // A process is one child.
 type process struct {
 	name   string
 	cmd    *exec.Cmd
-	stdin  io.Closer
-	lines  chan string // the first lines of its standard output
-	stderr *tail
-	exited chan struct{}
-	err    error // of Wait; valid once exited is closed
+	stderr string        // the name of a file
+	lines  chan string   // the first lines of its standard output; closed once exited is
+	exited chan struct{} // closed once the child has ended
+	err    error         // of Wait; valid once exited is closed
 }
 
-// stopGrace is how long a child may take to end after SIGTERM.
+// stopGrace is how long a child may take to end after SIGTERM, before SIGKILL.
 const stopGrace = 3 * time.Second
 
-// start starts a program. Its standard input stays open until it is stopped, so a child of this binary sees the end of
-// the harness. The kernel ends all other children then.
+// start starts a program. Its standard input stays open until it ends, so a child of this binary sees the end of the
+// harness. The kernel ends all other children then.
 func (c *children) start(name, path string, args, env []string) (*process, error) {
-	p := &process{name: name, lines: make(chan string, 16), stderr: &tail{most: 4 << 10}, exited: make(chan struct{})}
-	p.cmd = exec.Command(path, args...)
+	p := &process{name: name, lines: make(chan string, 16), exited: make(chan struct{})}
+	p.cmd = exec.CommandContext(c.ctx, path, args...)
+	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
+	p.cmd.WaitDelay = stopGrace
 	p.cmd.Env = append(os.Environ(), env...)
-	p.cmd.Stderr = p.stderr
 	// In its own group, the child does not get the terminal's interrupt; the harness ends it.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	stdin, err := p.cmd.StdinPipe()
+	stderr, err := os.CreateTemp(c.dir, name+"-*.log")
 	if err != nil {
+		return nil, err
+	}
+	defer stderr.Close() // the child has a descriptor of its own
+	p.cmd.Stderr, p.stderr = stderr, stderr.Name()
+	if _, err := p.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
 	stdout, err := p.cmd.StdoutPipe()
@@ -57,23 +62,17 @@ func (c *children) start(name, path string, args, env []string) (*process, error
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	p.stdin = stdin
-	c.mu.Lock()
-	c.running = append(c.running, p)
-	c.mu.Unlock()
-	go func() {
-		in := bufio.NewScanner(stdout)
-		in.Buffer(nil, 1<<20)
-		for in.Scan() {
+	c.running.Go(func() {
+		for in := bufio.NewScanner(stdout); in.Scan(); {
 			select {
 			case p.lines <- in.Text():
 			default: // no goroutine reads lines any more; the child must not block
 			}
 		}
-		_, _ = io.Copy(io.Discard, stdout) // after a line that is too long for any that line waits for
 		p.err = p.cmd.Wait()
 		close(p.exited)
-	}()
+		close(p.lines)
+	})
 	return p, nil
 }
 
@@ -81,19 +80,13 @@ func (c *children) start(name, path string, args, env []string) (*process, error
 func (p *process) line(ctx context.Context, prefix string) (string, error) {
 	for {
 		select {
-		case line := <-p.lines:
+		case line, running := <-p.lines:
+			if !running {
+				return "", p.died()
+			}
 			if rest, ok := strings.CutPrefix(line, prefix); ok {
 				return rest, nil
 			}
-		case <-p.exited:
-			select {
-			case line := <-p.lines: // its last lines
-				if rest, ok := strings.CutPrefix(line, prefix); ok {
-					return rest, nil
-				}
-			default:
-			}
-			return "", p.died()
 		case <-ctx.Done():
 			return "", fmt.Errorf("%s: no line %q: %w", p.name, prefix, ctx.Err())
 		}
@@ -106,7 +99,8 @@ func (p *process) died() error {
 	if how == nil {
 		how = errors.New("exit status 0")
 	}
-	return fmt.Errorf("%s ended: %w; it said: %s", p.name, how, p.stderr)
+	said, _ := os.ReadFile(p.stderr) // without it, the error has the exit status
+	return fmt.Errorf("%s ended: %w; it said: %s", p.name, how, said[max(len(said)-4<<10, 0):])
 }
 
 // alive returns an error when the child has ended.
@@ -117,41 +111,6 @@ func (p *process) alive() error {
 	default:
 		return nil
 	}
-}
-
-// stop ends the children and waits for them: by SIGTERM, and after stopGrace by SIGKILL.
-func (c *children) stop(ps ...*process) {
-	for _, p := range ps {
-		p.stdin.Close()
-		_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-	}
-	patience := time.NewTimer(stopGrace)
-	defer patience.Stop()
-	for _, p := range ps {
-		select {
-		case <-p.exited:
-		case <-patience.C:
-			patience.Reset(0)
-			_ = p.cmd.Process.Kill()
-			<-p.exited
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	left := c.running[:0]
-	for _, p := range c.running {
-		if p.alive() == nil {
-			left = append(left, p)
-		}
-	}
-	c.running = left
-}
-
-func (c *children) stopAll() {
-	c.mu.Lock()
-	all := append([]*process(nil), c.running...)
-	c.mu.Unlock()
-	c.stop(all...)
 }
 
 // usage is what a process has used so far.
@@ -220,29 +179,6 @@ func statusBytes(status []byte, name string) (int64, error) {
 		return n << 10, nil
 	}
 	return 0, fmt.Errorf("/proc/PID/status has no %s", name)
-}
-
-// tail keeps the end of what is written to it.
-type tail struct {
-	mu   sync.Mutex
-	most int
-	b    []byte
-}
-
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.b = append(t.b, b...)
-	if over := len(t.b) - t.most; over > 0 {
-		t.b = append(t.b[:0], t.b[over:]...)
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimSpace(string(t.b))
 }
 
 // freePorts returns n TCP ports on loopback that were free a moment ago, for programs that cannot choose a port.

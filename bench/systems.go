@@ -66,7 +66,7 @@ func newBench(ctx context.Context, s settings, dir, weir string) (*bench, error)
 		return nil, err
 	}
 	b := &bench{short: s.short, warm: time.Second, measure: 3 * time.Second, dir: dir, self: self, beside: s.beside}
-	b.kids = &children{}
+	b.kids = &children{ctx: ctx, dir: dir}
 	if s.short {
 		b.warm, b.measure = 200*time.Millisecond, 700*time.Millisecond
 	}
@@ -193,13 +193,8 @@ func ofNode(i int, args []string) []string {
 
 // startWeir starts a cluster of one build, and waits until all nodes hold the partitions that the ring gives them, with
 // copies.
-func (b *bench) startWeir(ctx context.Context, path string, nodes int, args ...string) (s *system, err error) {
-	s = new(system)
-	defer func() {
-		if err != nil {
-			b.kids.stop(s.servers...)
-		}
-	}()
+func (b *bench) startWeir(ctx context.Context, path string, nodes int, args ...string) (*system, error) {
+	s := new(system)
 	var clients []weirv1.LimiterClient
 	for i := range nodes {
 		all := append([]string{"run", "--name", nodeName(i), "--policies", b.policies(),
@@ -294,7 +289,6 @@ func (b *bench) startFloor(ctx context.Context, args ...string) (*system, error)
 	}
 	address, err := p.line(ctx, "serving ")
 	if err != nil {
-		b.kids.stop(p)
 		return nil, err
 	}
 	return &system{[]*process{p}, []node{{grpc: address, http: address}}}, nil
@@ -316,18 +310,13 @@ func (b *bench) startForward(ctx context.Context) (*system, error) {
 
 // startGubernator starts daemons with Gubernator's defaults, except for a cache that holds all keys (with its default
 // of 50,000 it would lose counters) and the log level.
-func (b *bench) startGubernator(ctx context.Context, path string, daemons int) (s *system, err error) {
+func (b *bench) startGubernator(ctx context.Context, path string, daemons int) (*system, error) {
 	ports, err := freePorts(3 * daemons)
 	if err != nil {
 		return nil, err
 	}
 	at := func(i int) string { return fmt.Sprintf("127.0.0.1:%d", ports[i]) }
-	s = new(system)
-	defer func() {
-		if err != nil {
-			b.kids.stop(s.servers...)
-		}
-	}()
+	s := new(system)
 	var addresses []string
 	for i := range daemons {
 		addresses = append(addresses, at(3*i))
@@ -395,7 +384,6 @@ func (b *bench) startRedis(ctx context.Context) (*system, error) {
 		return redis.NewScript(slidingWindow).Load(ctx, c).Err()
 	})
 	if err != nil {
-		b.kids.stop(p)
 		return nil, err
 	}
 	return &system{[]*process{p}, []node{{resp: address}}}, nil
