@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -354,5 +356,32 @@ func TestHTMLReport(t *testing.T) {
 		"the page loads")
 	for _, want := range []string{"default-src 'none'", "66.7 %", "line 3 is bad", `id="one"`} {
 		expect.True(t, strings.Contains(page, want), "the page lacks %q", want)
+	}
+}
+
+// TestPicture: docs/images/burst.svg says what the policies of docs/examples/candidates.yaml admit in a minute, of a
+// request a second and, around each second full minute, 500 within four seconds.
+func TestPicture(t *testing.T) {
+	var at []time.Duration
+	for second := range time.Duration(6 * 60) {
+		at = append(at, second*time.Second)
+	}
+	for _, minute := range []time.Duration{1, 3, 5} {
+		for i := range time.Duration(500) {
+			at = append(at, minute*time.Minute-2*time.Second+i*8*time.Millisecond)
+		}
+	}
+	slices.Sort(at)
+	var traffic list
+	for _, d := range at {
+		traffic = append(traffic, Event{At: int64(d), Key: []byte("caller"), Cost: 1})
+	}
+	set := must.Value(policy.Load("../../docs/examples/candidates.yaml"))(t)
+	result := must.Value(Run(t.Context(), Config{Source: &traffic, Policies: set.Policies()}))(t)
+	picture := string(must.Value(os.ReadFile("../../docs/images/burst.svg"))(t))
+	for i := range result.Candidates {
+		c := &result.Candidates[i]
+		says := fmt.Sprintf("at most %d in a minute", c.Worst.Units)
+		expect.True(t, strings.Contains(picture, says), "%s: the picture does not say %q", c.Policy, says)
 	}
 }

@@ -42,7 +42,6 @@ var mayImport = map[string]string{
 	"cluster/runner":                  "algo cluster/ownership internal/fifo internal/prefetch",
 	"cmd/node":                        "internal/cli",
 	"cmd/weir":                        "internal/cli",
-	"docs/images":                     "internal/simulate policy",
 	"gateway/console":                 "internal/fairshare internal/netaddr",
 	"gateway/envoy":                   "algo gateway/envoy/kuadrantpb internal/fairshare internal/panics internal/quotaheader internal/reload internal/strictyaml internal/varint limit rpc/wire",
 	"gateway/envoy/kuadrantpb":        "",
