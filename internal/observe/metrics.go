@@ -2,7 +2,7 @@
 // decisions, and the audit log. Its memory is bounded, and a scraper or collector that stalls does not slow decisions.
 // A key is never a label or an attribute of a span.
 //
-// A scraper that comes less than once a minute may miss peaks, spans and top keys may be missing, and a line of the
+// A scraper that comes less than twice a minute may miss peaks, spans and top keys may be missing, and a line of the
 // audit log may be lost with the machine.
 package observe
 
@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -52,11 +53,10 @@ type WatchedFile struct {
 //
 // It counts only the durations and errors of calls, and reloads. A scrape reads all other numbers where they are kept,
 // so that no decision looks up a label. All inline limits share one label. weir_current_window_count and
-// weir_window_utilization are peaks since the scraper's own last scrape; scrapers with the same address and user agent
-// count as one.
+// weir_window_utilization are the peaks of the last 30 s to a minute, and since the last scrape at least.
 type Metrics struct {
 	cfg     MetricsConfig
-	node    *prometheus.Registry // metrics of the node, without those of the process
+	node    *prometheus.Registry // the page without the metrics of the process
 	peaks   peaks
 	calls   calls
 	reloads *prometheus.CounterVec
@@ -80,21 +80,14 @@ func NewMetrics(cfg MetricsConfig) *Metrics {
 	}
 	m.node.MustRegister(m.calls.durations, m.calls.errors, m.reloads)
 	m.node.MustRegister(cfg.Collectors...)
+	m.node.MustRegister(Reading(m.read))
 	return m
 }
 
 // Register registers the metrics of the node, without those of the process, in another registry until end is called.
-// The registry counts as one scraper. The error is the registry's.
+// The error is the registry's.
 func (m *Metrics) Register(to prometheus.Registerer) (end func(), err error) {
-	own := m.pageFor("")
-	return func() { to.Unregister(own) }, to.Register(own)
-}
-
-// pageFor returns the metrics of the node for one scraper.
-func (m *Metrics) pageFor(scraper string) *prometheus.Registry {
-	page := prometheus.NewRegistry()
-	page.MustRegister(m.node, Reading(func(to Lines) { m.read(to, scraper) }))
-	return page
+	return func() { to.Unregister(m.node) }, to.Register(m.node)
 }
 
 // Handler serves the page.
@@ -102,9 +95,7 @@ func (m *Metrics) Handler() http.Handler {
 	process := prometheus.NewRegistry()
 	process.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	opts := promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(m.cfg.Logger.Handler(), slog.LevelError)}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		promhttp.HandlerFor(prometheus.Gatherers{process, m.pageFor(scraperOf(r))}, opts).ServeHTTP(w, r)
-	})
+	return promhttp.HandlerFor(prometheus.Gatherers{process, m.node}, opts)
 }
 
 // Reloaded counts a change of the policy file; taken: it is in force.
@@ -152,8 +143,8 @@ func (l Lines) Counters(name, help string, labels ...string) func(v uint64, valu
 }
 
 // read sends all metrics of the page but those of calls and reloads.
-func (m *Metrics) read(to Lines, scraper string) {
-	m.readDecisions(to, scraper)
+func (m *Metrics) read(to Lines) {
+	m.readDecisions(to)
 	m.readStore(to)
 	dropped := to.Counters("weir_log_records_dropped_total", "Lines that were not written, by log (log, audit).", "log")
 	for name, n := range m.cfg.LogsDropped {
@@ -183,7 +174,7 @@ func (m *Metrics) read(to Lines, scraper string) {
 }
 
 // readDecisions sends the decisions of each policy.
-func (m *Metrics) readDecisions(to Lines, scraper string) {
+func (m *Metrics) readDecisions(to Lines) {
 	requests := to.Counters("weir_requests_total", "Checks decided here or by on_error.", "policy", "result")
 	candidates := to.Counters("weir_candidate_total", "Checks that a candidate has decided.", "policy", "result")
 	disagreed := to.Counters("weir_candidate_disagreements_total", "Checks that it answers otherwise.", "policy")
@@ -194,7 +185,7 @@ func (m *Metrics) readDecisions(to Lines, scraper string) {
 	bans := to.Counters("weir_bans_total", "Bans of keys that a refusal has begun.", "policy")
 	count := to.Gauges("weir_current_window_count", "Units in use of the fullest key decided here lately.", "policy")
 	utilization := to.Gauges("weir_window_utilization", "Share of its limit that such a key uses.", "policy")
-	for _, s := range m.peaks.read(scraper, m.cfg.Limiter.ReadStats) {
+	for _, s := range m.peaks.read(time.Now(), m.cfg.Limiter.ReadStats) {
 		if s.CandidateAllowed+s.CandidateRefused > 0 {
 			candidates(s.CandidateAllowed, s.Policy, "allowed")
 			candidates(s.CandidateRefused, s.Policy, "refused")

@@ -129,6 +129,7 @@ var clocks = []string{
 	"internal/reload/certs.go OpenCerts", // certificates expire by the time of day
 	"test/testkit/certstest/certstest.go Issue",
 	"test/testkit/certstest/certstest.go NewAuthority",
+	"internal/observe/metrics.go readDecisions", // for how long peaks are shown
 	"internal/node/observe.go closesConnections",
 	"internal/node/node.go openReadiness", // paces a wait
 	"internal/node/start.go Start",
