@@ -14,13 +14,13 @@ import (
 
 // A machine describes the machine and the versions that the figures are from.
 type machine struct {
-	CPU      string            `json:"cpu"`
-	Cores    int               `json:"cores"`
-	MemoryMB uint64            `json:"memory_mb"`
-	Kernel   string            `json:"kernel"`
-	Go       string            `json:"go"`
-	Weir     string            `json:"weir"`     // revision of the checkout, with "+" if it has changes
-	Versions map[string]string `json:"versions"` // of the other systems
+	CPU      string
+	Cores    int
+	MemoryMB uint64
+	Kernel   string
+	Go       string
+	Weir     string            // revision of the checkout, with "+" if it has changes
+	Versions map[string]string // of the other systems
 }
 
 func describeMachine(ctx context.Context, weirPath string) machine {

@@ -2,8 +2,8 @@
 // It prints rates, server CPU per million decisions, resident memory and latencies, as medians over several rounds, and
 // their ratios. See docs/performance.md for what each row means.
 //
-//	cd bench && go run . [-short] [-rounds 5] [-only regexp] [-json FILE] [-md FILE]
-//	    [-gubernator PATH] [-weir PATH] [-beside PATH] [-nodes 3]
+//	cd bench && go run . [-short] [-rounds 5] [-only regexp] [-gubernator PATH] [-weir PATH] [-beside PATH]
+//	    [-nodes 3] >report.md
 //
 // It runs on Linux, because it reads the servers' CPU and memory from /proc. Every server listens on loopback, is
 // bounded in time and count, and is ended by its own pid, even if the harness is interrupted. The exit status is 0 if
@@ -43,10 +43,10 @@ func main() {
 
 // settings are the flags of the command line.
 type settings struct {
-	short                                        bool
-	rounds, nodes                                int
-	only                                         *regexp.Regexp
-	jsonFile, mdFile, gubernator, weirAt, beside string
+	short                      bool
+	rounds, nodes              int
+	only                       *regexp.Regexp
+	gubernator, weirAt, beside string
 }
 
 // The longest time of a run.
@@ -63,8 +63,6 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	fs.IntVar(&s.rounds, "rounds", 5, "how often everything is measured")
 	fs.IntVar(&s.nodes, "nodes", 3, "how many nodes a cluster of the rows scale- has, 3, 5 or 9 say")
 	only := fs.String("only", "", "measure only rows that this `regexp` matches, such as '^unary/weir$' or '^scale-'")
-	fs.StringVar(&s.jsonFile, "json", "", "`file` to write the figures to")
-	fs.StringVar(&s.mdFile, "md", "", "`file` to write the report to, besides standard output")
 	fs.StringVar(&s.gubernator, "gubernator", "", "a Gubernator `binary` that takes -peers, in place of building one")
 	fs.StringVar(&s.weirAt, "weir", "", "a Weir `binary` to run in place of building this checkout's")
 	fs.StringVar(&s.beside, "beside", "", "another Weir `binary`, measured in turns with this one in the rows scale-")
@@ -135,8 +133,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Nodes: s.nodes}
 	r.Measured = b.measure.String()
 	r.fill(all)
-	err = errors.Join(writeFile(s.jsonFile, r.writeJSON), writeFile(s.mdFile, r.writeMarkdown))
-	return errors.Join(r.writeMarkdown(stdout), err)
+	return r.writeMarkdown(stdout)
 }
 
 // findWeir returns the Weir binary to measure.
@@ -150,16 +147,4 @@ func findWeir(ctx context.Context, path, dir string, stderr io.Writer) (string, 
 		return "", fmt.Errorf("-weir: %w", err)
 	}
 	return found, nil
-}
-
-// writeFile writes a file, if it has a name.
-func writeFile(name string, write func(io.Writer) error) error {
-	if name == "" {
-		return nil
-	}
-	f, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(write(f), f.Close())
 }

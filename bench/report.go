@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -11,51 +10,33 @@ import (
 	"time"
 )
 
-// A report has the results of a run; it is written as JSON.
+// A report has the results of a run.
 type report struct {
-	Date     time.Time `json:"date"`
-	Machine  machine   `json:"machine"`
-	Short    bool      `json:"short"`
-	Rounds   int       `json:"rounds"`
-	Nodes    int       `json:"nodes"`    // of the rows many
-	Measured string    `json:"measured"` // length of each measurement, without the warm-up
-	Figures  []figures `json:"figures"`
-	Ratios   []ratio   `json:"ratios"`
-}
-
-// figures has the results of one row.
-type figures struct {
-	Work    string            `json:"work"`
-	Title   string            `json:"title"`
-	System  string            `json:"system"`
-	Spreads map[metric]spread `json:"spreads,omitempty"`
-	Error   string            `json:"error,omitempty"`
+	Date     time.Time
+	Machine  machine
+	Short    bool
+	Rounds   int
+	Nodes    int    // of the rows many
+	Measured string // length of each measurement, without the warm-up
+	All      []*series
+	Ratios   []ratio
 }
 
 // A ratio is a figure of one row divided by that of another.
 type ratio struct {
-	Figure  metric `json:"figure"`
-	Subject string `json:"subject"` // names of rows
-	Base    string `json:"base"`
-	Ratio   spread `json:"ratio"`
+	Figure  metric
+	Subject string // names of rows
+	Base    string
+	Ratio   spread
 }
 
 // fill makes the report from the measurements.
 func (r *report) fill(all []*series) {
+	r.All = all
 	byName := make(map[string]*series)
 	firstOf := make(map[string]string) // work → name of the first row that was measured
 	for _, s := range all {
 		byName[s.name()] = s
-		f := figures{Work: s.work, Title: s.title, System: s.system, Spreads: make(map[metric]spread)}
-		if s.err != nil {
-			f.Error = s.err.Error()
-		}
-		for _, got := range s.samples {
-			for m := range got {
-				f.Spreads[m], _ = s.of(m)
-			}
-		}
-		r.Figures = append(r.Figures, f)
 		if firstOf[s.work] == "" && len(s.samples) > 0 {
 			firstOf[s.work] = s.name()
 		}
@@ -87,12 +68,6 @@ func (r *report) fill(all []*series) {
 	// Ratios between rows of different workloads, which users compare.
 	add("client/weir", "unary/gubernator", rate)
 	add("three-client/weir", "client/weir", perCPU)
-}
-
-func (r *report) writeJSON(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(r)
 }
 
 // writeMarkdown prints the report for people.
@@ -133,30 +108,30 @@ func (r *report) writeRatios(m *markdown) {
 
 func (r *report) writeNetworked(m *markdown) {
 	work := ""
-	for _, f := range r.Figures {
-		if _, ok := f.Spreads[rate]; !ok {
+	for _, s := range r.All {
+		if _, ok := s.of(rate); !ok {
 			continue
 		}
-		if f.Work != work {
-			work = f.Work
-			m.printf("\n## %s\n\n", f.Title)
+		if s.work != work {
+			work = s.work
+			m.printf("\n## %s\n\n", s.title)
 			m.row("system", "decisions/s", "server CPU s/M", "caller CPU s/M", "p50 µs", "p99 µs",
 				"RSS MB", "failed calls")
 			m.row("---", "---:", "---:", "---:", "---:", "---:", "---:", "---:")
 		}
-		m.row(f.System, f.cell(rate), f.cell(serverCPU), f.cell(clientCPU), f.cell(p50), f.cell(p99),
-			f.scaled(rss, 1e-6), f.cell(failed))
+		m.row(s.system, s.cell(rate, 1), s.cell(serverCPU, 1), s.cell(clientCPU, 1), s.cell(p50, 1), s.cell(p99, 1),
+			s.cell(rss, 1e-6), s.cell(failed, 1))
 	}
 }
 
 // writeSingle writes the figures that are the only one of their row.
 func (r *report) writeSingle(m *markdown) {
-	for _, f := range r.Figures {
-		if s, ok := f.Spreads[bytesPerKey]; ok {
-			m.printf("\nA node of %s grows by %s resident bytes a key.\n", f.System, s)
+	for _, s := range r.All {
+		if got, ok := s.of(bytesPerKey); ok {
+			m.printf("\nA node of %s grows by %s resident bytes a key.\n", s.system, got)
 		}
-		if s, ok := f.Spreads[idleCPU]; ok {
-			m.printf("\nA node of %d without callers (%s) takes %s %% of a core.\n", r.Nodes, f.System, s)
+		if got, ok := s.of(idleCPU); ok {
+			m.printf("\nA node of %d without callers (%s) takes %s %% of a core.\n", r.Nodes, s.system, got)
 		}
 	}
 }
@@ -164,26 +139,25 @@ func (r *report) writeSingle(m *markdown) {
 // writeMissing lists the rows that could not be measured, with the reasons.
 func (r *report) writeMissing(m *markdown) {
 	began := false
-	for _, f := range r.Figures {
-		if f.Error == "" {
+	for _, s := range r.All {
+		if s.err == nil {
 			continue
 		}
 		if !began {
 			began = true
 			m.printf("\n## Not measured\n\n")
 		}
-		m.printf("- %s/%s: %s\n", f.Work, f.System, f.Error)
+		m.printf("- %s: %v\n", s.name(), s.err)
 	}
 }
 
-func (f *figures) cell(m metric) string { return f.scaled(m, 1) }
-
-func (f *figures) scaled(m metric, by float64) string {
-	s, ok := f.Spreads[m]
+// cell returns a figure for a table, multiplied.
+func (s *series) cell(m metric, by float64) string {
+	got, ok := s.of(m)
 	if !ok {
 		return "–"
 	}
-	return spread{Median: s.Median * by, Min: s.Min * by, Max: s.Max * by, Rounds: s.Rounds}.String()
+	return spread{Median: got.Median * by, Min: got.Min * by, Max: got.Max * by, Rounds: got.Rounds}.String()
 }
 
 // String returns the median, with least and most if there is more than one round.

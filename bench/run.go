@@ -113,10 +113,10 @@ func headline(s sample, err error) string {
 
 // A spread is the median, least and most of a figure over the rounds.
 type spread struct {
-	Median float64 `json:"median"`
-	Min    float64 `json:"min"`
-	Max    float64 `json:"max"`
-	Rounds int     `json:"rounds"`
+	Median float64
+	Min    float64
+	Max    float64
+	Rounds int
 }
 
 // spreadOf returns the spread of values; false if there are none. The median of an even number of values is the mean of
