@@ -7,24 +7,23 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"syscall"
 )
 
-// A machine describes the machine and the versions that the figures are from.
+// A machine describes the machine and the programs that the figures are from.
 type machine struct {
 	CPU      string
 	Cores    int
 	MemoryMB uint64
 	Kernel   string
 	Go       string
-	Weir     string            // revision of the checkout, with "+" if it has changes
-	Versions map[string]string // of the other systems
+	Weir     string // revision of the checkout, with "+" if it has changes
+	Redis    string // version of redis-server; go.mod has those of the other systems
 }
 
 func describeMachine(ctx context.Context, weirPath string) machine {
-	m := machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Versions: make(map[string]string)}
+	m := machine{Cores: runtime.NumCPU(), Go: runtime.Version()}
 	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
 		m.CPU = cpuModel(b)
 	}
@@ -39,21 +38,10 @@ func describeMachine(ctx context.Context, weirPath string) machine {
 	if weirPath != "" {
 		m.Weir = "binary " + filepath.Base(weirPath)
 	}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, d := range info.Deps {
-			switch d.Path {
-			case "google.golang.org/grpc", "github.com/redis/go-redis/v9", "github.com/go-redis/redis_rate/v10":
-				m.Versions[d.Path] = d.Version
-			}
-		}
-	}
-	if v := output(ctx, "go", "list", "-m", "-f", "{{.Version}}", "github.com/gubernator-io/gubernator/v2"); v != "" {
-		m.Versions["github.com/gubernator-io/gubernator/v2"] = v
-	}
 	// "Redis server v=7.0.15 sha=…"
 	for _, f := range strings.Fields(output(ctx, "redis-server", "--version")) {
 		if v, ok := strings.CutPrefix(f, "v="); ok {
-			m.Versions["redis-server"] = v
+			m.Redis = v
 		}
 	}
 	return m

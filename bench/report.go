@@ -3,9 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
-	"maps"
 	"math"
-	"slices"
 	"strings"
 	"time"
 )
@@ -81,11 +79,7 @@ func (r *report) writeMarkdown(w io.Writer) error {
 	m.printf("# Weir beside its floors and its peers\n\n%s · %s, %d cores, %d MB · Linux %s · %s · ",
 		date, r.Machine.CPU, r.Machine.Cores, r.Machine.MemoryMB, r.Machine.Kernel, r.Machine.Go)
 	m.printf("weir %s · %d rounds of %s (%s)\n\n", r.Machine.Weir, r.Rounds, r.Measured, kind)
-	var versions []string
-	for _, name := range slices.Sorted(maps.Keys(r.Machine.Versions)) {
-		versions = append(versions, name+" "+r.Machine.Versions[name])
-	}
-	m.printf("Beside it: %s.\n\n", strings.Join(versions, ", "))
+	m.printf("Beside it: redis-server %s, and what bench/go.mod has.\n\n", r.Machine.Redis)
 	m.printf("Callers and servers share the machine. Figures are medians over the rounds, with (least–most).\n")
 	r.writeRatios(m)
 	r.writeNetworked(m)
