@@ -82,6 +82,7 @@ Start with:  weir dev`,
 		&cobra.Command{Use: "version", Short: "Print version, commit, Go release and platform", Args: namedArgs,
 			Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "weir", build()) }})
 	root.Version, root.SilenceUsage, root.SilenceErrors = build(), true, true
+	root.Args = nil // cobra then says which command a mistyped one may be
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultCompletionCmd()
 	if completion, _, err := root.Find([]string{"completion"}); err == nil {
@@ -100,7 +101,7 @@ func newHelp() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := noCommand(about, rest); err != nil {
+			if err := cobra.NoArgs(about, rest); err != nil {
 				return err
 			}
 			about.InitDefaultHelpFlag() // so that Help lists it
@@ -111,7 +112,7 @@ func newHelp() *cobra.Command {
 
 // group returns a command that only has subcommands.
 func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: noCommand,
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(commands...)
 	return cmd
@@ -127,19 +128,6 @@ func namedArgs(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("argument %q: is one too many", args[len(names)])
 	}
 	return nil
-}
-
-// noCommand accepts no arguments: an argument in place of a subcommand is a mistyped one.
-func noCommand(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	cmd.SuggestionsMinimumDistance = 2 // letters that may be wrong
-	like := ""
-	if names := cmd.SuggestionsFor(args[0]); len(names) > 0 {
-		like = ": is it " + strings.Join(names, " or ") + "?"
-	}
-	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), like)
 }
 
 // The linker sets release and commit (-X) when a release or an image is built.

@@ -31,9 +31,9 @@ func TestBadCommandLines(t *testing.T) {
 		want string // at the beginning of the message, or after …
 	}{
 		{"nonsense", `unknown command "nonsense"`},
-		{"chek", `unknown command "chek" for "weir": is it check?`},
-		{"override lisst", `unknown command "lisst" for "weir override": is it list?`},
-		{"help overide", `unknown command "overide" for "weir": is it override?`},
+		{"chek", "unknown command \"chek\" for \"weir\"\n\nDid you mean this?\n\tcheck"},
+		{"override lisst", `unknown command "lisst" for "weir override"`},
+		{"help overide", "unknown command \"overide\" for \"weir\"\n\nDid you mean this?\n\toverride"},
 		{"check a --policy p -o id", `--output: "id"`},
 		{"--sideways", "unknown flag: --sideways"},
 		{"run --sideways", "unknown flag: --sideways"},
