@@ -21,15 +21,15 @@ import (
 // This file has the operations of a cluster other than checks. They are unary calls, one for each method of
 // limit.Service:
 //
-//  1. at takes the targets of the call.
-//  2. Invoke makes the call to the node that owns most of them, or to a node that pick returns (nodes.go), and notes
-//     the outcome for that node.
+//  1. at takes the target of the call, or the first one.
+//  2. Invoke makes the call to the node that owns it, or to a node that pick returns (nodes.go), and notes the outcome
+//     for that node.
 //  3. The method reads the answer (decided, allOf, eachOf).
 
-// preferring makes unary calls about targets, for the generated client of the API.
+// preferring makes unary calls about a target, for the generated client of the API.
 type preferring struct {
 	*nodes
-	targets []limit.Target
+	target *limit.Target // nil: any node is asked
 }
 
 // Invoke makes a call to a node and ends it at ctx's Deadline. A context of package client may have a Deadline without
@@ -42,7 +42,10 @@ func (p preferring) Invoke(ctx context.Context, method string, args, reply any, 
 	}
 	ctx = withTrace(ctx)
 	for tries := 1; ; tries++ {
-		m := p.owners.Load().of(p.targets...)
+		var m *member
+		if p.target != nil {
+			m = p.owners.Load().owner(p.target)
+		}
 		if m == nil {
 			var err error
 			if m, err = p.pick(ctx); err != nil {
@@ -78,10 +81,9 @@ func (preferring) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.C
 	return nil, errors.ErrUnsupported
 }
 
-// at returns an API whose unary calls go to the node that owns most of the targets, or to any node if there are no
-// targets.
-func (ns *nodes) at(targets ...limit.Target) weirv1.LimiterClient {
-	return weirv1.NewLimiterClient(preferring{ns, targets})
+// at returns an API whose unary calls go to the node that owns a target, or to any node if the target is nil.
+func (ns *nodes) at(t *limit.Target) weirv1.LimiterClient {
+	return weirv1.NewLimiterClient(preferring{ns, t})
 }
 
 // decided returns a node's decision, or the client's error for err.
@@ -124,14 +126,12 @@ func eachOf[M, A any](n int, results []M, err error, read func(M, error) (A, err
 // CheckAll and the methods after it implement limit.Service.
 func (ns *nodes) CheckAll(ctx context.Context, checks []limit.Check) (AllDecision, error) {
 	req := &weirv1.CheckRequest{Atomic: true}
-	var targets []limit.Target
 	for i := range checks {
 		c := &checks[i]
-		targets = append(targets, c.Target)
 		req.Checks = append(req.Checks, &weirv1.Check{Target: wire.ProtoTarget(c.Target), Cost: &c.Cost,
 			Partial: c.Partial, RequestId: c.RequestID})
 	}
-	resp, err := ns.at(targets...).Check(ctx, req)
+	resp, err := ns.at(&checks[0].Target).Check(ctx, req)
 	var decisions []*weirv1.Decision
 	for _, res := range resp.GetResults() {
 		decisions = append(decisions, res.GetDecision())
@@ -140,18 +140,18 @@ func (ns *nodes) CheckAll(ctx context.Context, checks []limit.Check) (AllDecisio
 }
 
 func (ns *nodes) Acquire(ctx context.Context, a limit.Acquire) (Decision, error) {
-	return decided(ns.at(a.Target).Acquire(ctx, &weirv1.AcquireRequest{
+	return decided(ns.at(&a.Target).Acquire(ctx, &weirv1.AcquireRequest{
 		Target: wire.ProtoTarget(a.Target), Cost: &a.Cost, TtlNs: int64(a.TTL), RequestId: a.RequestID,
 	}))
 }
 
 func (ns *nodes) Renew(ctx context.Context, t limit.Target, id string, ttl time.Duration) (time.Duration, error) {
-	resp, err := ns.at(t).Renew(ctx, &weirv1.RenewRequest{Target: wire.ProtoTarget(t), LeaseId: id, TtlNs: int64(ttl)})
+	resp, err := ns.at(&t).Renew(ctx, &weirv1.RenewRequest{Target: wire.ProtoTarget(t), LeaseId: id, TtlNs: int64(ttl)})
 	return time.Duration(resp.GetExpiresInNs()), statusError(err)
 }
 
 func (ns *nodes) Release(ctx context.Context, t limit.Target, id string) (bool, error) {
-	resp, err := ns.at(t).Release(ctx, &weirv1.ReleaseRequest{Target: wire.ProtoTarget(t), LeaseId: id})
+	resp, err := ns.at(&t).Release(ctx, &weirv1.ReleaseRequest{Target: wire.ProtoTarget(t), LeaseId: id})
 	return resp.GetReleased(), statusError(err)
 }
 
@@ -175,16 +175,15 @@ func protoReserve(r *limit.Reserve) *weirv1.ReserveRequest {
 }
 
 func (ns *nodes) Reserve(ctx context.Context, ask limit.Reserve) (Decision, error) {
-	return decided(ns.at(ask.Target).Reserve(ctx, protoReserve(&ask)))
+	return decided(ns.at(&ask.Target).Reserve(ctx, protoReserve(&ask)))
 }
 
 func (ns *nodes) ReserveAll(ctx context.Context, asks []limit.Reserve) (AllDecision, error) {
 	req := &weirv1.ReserveAllRequest{}
-	var targets []limit.Target
 	for i := range asks {
-		targets, req.Reserves = append(targets, asks[i].Target), append(req.Reserves, protoReserve(&asks[i]))
+		req.Reserves = append(req.Reserves, protoReserve(&asks[i]))
 	}
-	resp, err := ns.at(targets...).ReserveAll(ctx, req)
+	resp, err := ns.at(&asks[0].Target).ReserveAll(ctx, req)
 	all, err := allOf(len(asks), resp.GetAllowed(), resp.GetDelayNs(), resp.GetDecisions(), err)
 	all.ReservationID = resp.GetReservationId()
 	return all, err
@@ -198,16 +197,15 @@ func protoExtend(e *limit.Extend) *weirv1.ExtendRequest {
 }
 
 func (ns *nodes) Extend(ctx context.Context, e limit.Extend) (Decision, error) {
-	return decided(ns.at(e.Target).Extend(ctx, protoExtend(&e)))
+	return decided(ns.at(&e.Target).Extend(ctx, protoExtend(&e)))
 }
 
 func (ns *nodes) ExtendEach(ctx context.Context, es []limit.Extend) ([]Result, error) {
 	req := &weirv1.ExtendEachRequest{}
-	var targets []limit.Target
 	for i := range es {
-		targets, req.Extends = append(targets, es[i].Target), append(req.Extends, protoExtend(&es[i]))
+		req.Extends = append(req.Extends, protoExtend(&es[i]))
 	}
-	resp, err := ns.at(targets...).ExtendEach(ctx, req)
+	resp, err := ns.at(&es[0].Target).ExtendEach(ctx, req)
 	return eachOf(len(es), resp.GetResults(), err, func(res *weirv1.Result, _ error) (a Result, _ error) {
 		if a.Err = errorOf(res.GetError()); a.Err == nil {
 			a.Decision, a.Err = decided(res.GetDecision(), nil)
@@ -225,7 +223,7 @@ func errorOf(e *weirv1.Error) error {
 }
 
 func (ns *nodes) Commit(ctx context.Context, c limit.Commit) (Settled, error) {
-	got, err := ns.at(c.Target).Commit(ctx, protoCommit(&c))
+	got, err := ns.at(&c.Target).Commit(ctx, protoCommit(&c))
 	return settledOf(got), statusError(err)
 }
 
@@ -247,37 +245,36 @@ func settledOf(got *weirv1.CommitResponse) Settled {
 
 func (ns *nodes) CommitEach(ctx context.Context, cs []limit.Commit) ([]SettledResult, error) {
 	req := &weirv1.CommitEachRequest{}
-	var targets []limit.Target
 	for i := range cs {
-		targets, req.Commits = append(targets, cs[i].Target), append(req.Commits, protoCommit(&cs[i]))
+		req.Commits = append(req.Commits, protoCommit(&cs[i]))
 	}
-	resp, err := ns.at(targets...).CommitEach(ctx, req)
+	resp, err := ns.at(&cs[0].Target).CommitEach(ctx, req)
 	return eachOf(len(cs), resp.GetResults(), err, func(res *weirv1.CommitResult, _ error) (SettledResult, error) {
 		return SettledResult{Settled: settledOf(res.GetSettled()), Err: errorOf(res.GetError())}, nil
 	})
 }
 
 func (ns *nodes) Charge(ctx context.Context, c limit.Charge) (Decision, error) {
-	return decided(ns.at(c.Target).Charge(ctx, &weirv1.ChargeRequest{
+	return decided(ns.at(&c.Target).Charge(ctx, &weirv1.ChargeRequest{
 		Target: wire.ProtoTarget(c.Target), Cost: costOf(&c.Amount), Usage: c.Usage, RequestId: c.RequestID,
 	}))
 }
 
 func (ns *nodes) Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error) {
-	resp, err := ns.at(t).Refund(ctx,
+	resp, err := ns.at(&t).Refund(ctx,
 		&weirv1.RefundRequest{Target: wire.ProtoTarget(t), Cost: &units, RequestId: requestID})
 	return resp.GetRefunded(), statusError(err)
 }
 
 func (ns *nodes) Reset(ctx context.Context, t limit.Target) error {
-	_, err := ns.at(t).Reset(ctx, &weirv1.ResetRequest{Target: wire.ProtoTarget(t)})
+	_, err := ns.at(&t).Reset(ctx, &weirv1.ResetRequest{Target: wire.ProtoTarget(t)})
 	return statusError(err)
 }
 
 // ready waits until a node answers that this caller may check, and returns nil. Otherwise it returns an error that time
 // does not end, or, when ctx or the nodes end, why no node has answered.
 func (ns *nodes) ready(ctx context.Context) error {
-	api := ns.at()
+	api := ns.at(nil)
 	var last error
 	for {
 		// For a request without checks, only a node of Weir gives InvalidArgument, and only to a caller that may check.

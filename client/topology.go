@@ -71,19 +71,6 @@ func (t *topology) owners(list []*member) *owners {
 	return o
 }
 
-// of returns the node that owns most of the targets, or nil if none of their owners is known and ready.
-func (o *owners) of(targets ...limit.Target) (most *member) {
-	shares := make(map[*member]int)
-	for i := range targets {
-		if m := o.owner(&targets[i]); m != nil {
-			if shares[m]++; shares[m] > shares[most] {
-				most = m
-			}
-		}
-	}
-	return most
-}
-
 // owner returns the node that owns the target's key, or nil if it is not known or not ready.
 func (o *owners) owner(t *limit.Target) *member {
 	if o == nil {
