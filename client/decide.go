@@ -29,28 +29,20 @@ import (
 // Deadline.
 
 // decide answers valid checks: from loans, from the memory of refusals, by the service, or, if no node answers, by the
-// fail policy. Checks of a key on loan are decided in their order: when one of them goes to the service, the later ones
-// go there too. The caller must have called begin.
+// fail policy. The caller must have called begin.
 func (c *Client) decide(ctx context.Context, cs []limit.Check, rs []Result) error {
 	var one [1]int
-	open := one[:0]            // places of the checks that go to the service
-	var asked map[loanKey]bool // keys on loan of which a check goes to the service
+	open := one[:0] // places of the checks that go to the service
 	now := c.now()
 	for i := range cs {
-		ck, d, k := &cs[i], &rs[i].Decision, keyOf(&cs[i].Target)
+		ck, d := &cs[i], &rs[i].Decision
 		// A check with the caller's request id must go to the node that remembers the id.
-		if ck.RequestID == "" && !asked[k] &&
+		if ck.RequestID == "" &&
 			(c.lent(&ck.Target, ck.Key, ck.Cost, d) || c.memory.recall(ck, d, now) ||
 				len(cs) == 1 && c.awaitLoan(ctx, ck, d)) {
 			continue
 		}
 		open = append(open, i)
-		if len(cs) > 1 && c.loans.has(k) {
-			if asked == nil {
-				asked = make(map[loanKey]bool)
-			}
-			asked[k] = true
-		}
 	}
 	if len(open) == 0 {
 		return nil

@@ -98,9 +98,6 @@ func nameOf(t *limit.Target) string {
 	return t.Policy
 }
 
-// has reports whether a key has a loan, or is about to get one.
-func (l *loans) has(k loanKey) bool { return l != nil && l.book.Has(k) }
-
 // allOf allows checks together if loans have the units for all of them, and reports whether it did.
 func (l *loans) allOf(cs []limit.Check, all *AllDecision) bool {
 	if l == nil || l.book.Loans() == 0 {
