@@ -1,13 +1,10 @@
 package client
 
 import (
-	"context"
-	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -82,7 +79,7 @@ func dialSettings(o *options) []grpc.DialOption {
 	}
 	dial := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
-		grpc.WithContextDialer(connect),
+		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
 		// With windows of a fixed size gRPC sends no pings to measure the delay of the connection.
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(2 * window),
@@ -102,56 +99,4 @@ func dialSettings(o *options) []grpc.DialOption {
 		dial = append(dial, grpc.WithPerRPCCredentials(bearer{token: o.token, plain: o.tls == nil}))
 	}
 	return append(dial, o.dial...)
-}
-
-// connect connects to an address in gRPC's form.
-func connect(ctx context.Context, addr string) (net.Conn, error) {
-	network := "tcp"
-	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
-		network, addr = "unix", strings.TrimPrefix(path, "//")
-	}
-	conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	return &greetedConn{Conn: conn}, nil
-}
-
-// greetedConn is a connection that the node may reject with its first bytes.
-type greetedConn struct {
-	net.Conn
-	heard atomic.Bool // the node has sent something other than a rejection
-}
-
-// Read implements net.Conn. If the node rejects the connection, Read returns its reason as the error.
-func (c *greetedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if n == 0 || c.heard.Load() {
-		return n, err
-	}
-	if why, ok := rejection(b[:n]); ok {
-		return 0, fmt.Errorf("the node rejects the connection: %s", why)
-	}
-	c.heard.Store(true)
-	return n, err
-}
-
-// Write implements net.Conn. It hides errors until the node has sent something other than a rejection, so that Read can
-// return the reason. A node closes the connection at once when it rejects it, and later writes fail.
-func (c *greetedConn) Write(b []byte) (int, error) {
-	n, err := c.Conn.Write(b)
-	if err != nil && !c.heard.Load() {
-		return len(b), nil
-	}
-	return n, err
-}
-
-// rejection returns the text of a GOAWAY frame (RFC 9113, 6.8). A server that accepts the connection does not begin
-// with this frame.
-func rejection(b []byte) (why string, ok bool) {
-	const header, fixed, goAway = 9, 8, 7
-	if len(b) < header+fixed || b[0] != 0 || b[1] != 0 || b[3] != goAway {
-		return "", false
-	}
-	return strings.ToValidUTF8(string(b[header+fixed:min(len(b), header+max(fixed, int(b[2])))]), "?"), true
 }

@@ -92,8 +92,8 @@ func WithoutLoans() Option { return func(o *options) { o.loans = false } }
 // WithTLS encrypts the connections. Default: plain text. The configuration must not be modified afterwards.
 func WithTLS(config *tls.Config) Option { return func(o *options) { o.tls = config } }
 
-// WithDialOptions passes options to gRPC after the client's own: credentials per call, interceptors, a dialer. The
-// client's own dialer connects directly, without a proxy.
+// WithDialOptions passes options to gRPC after the client's own: credentials per call, interceptors, a dialer. Without
+// one, the client connects directly, without a proxy.
 func WithDialOptions(opts ...grpc.DialOption) Option {
 	return func(o *options) { o.dial = append(o.dial, opts...) }
 }
