@@ -58,21 +58,13 @@ func amongMany(keys int) pick {
 
 func only(key string) pick { return func(*rand.Rand) string { return key } }
 
-// byZipf picks the n-th key 1/n times as often as the first.
+// byZipf picks the n-th key n^-1.1 times as often as the first. The picks are drawn before, so that a pick costs next
+// to nothing.
 func byZipf(keys []string) pick {
-	weights := make([]float64, len(keys)) // cumulative
-	sum := 0.0
-	for i := range keys {
-		sum += 1 / float64(i+1)
-		weights[i] = sum
-	}
-	// The picks are worked out before, so that a pick costs next to nothing.
+	zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 1)), 1.1, 1, uint64(len(keys)-1))
 	picks := make([]string, 1<<16)
-	for i, at := 0, 0; i < len(picks); i++ {
-		for at < len(keys)-1 && weights[at] < sum*(float64(i)+0.5)/float64(len(picks)) {
-			at++
-		}
-		picks[i] = keys[at]
+	for i := range picks {
+		picks[i] = keys[zipf.Uint64()]
 	}
 	return func(r *rand.Rand) string { return picks[r.Uint32()>>16] }
 }

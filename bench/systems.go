@@ -311,7 +311,7 @@ func (b *bench) startForward(ctx context.Context) (*system, error) {
 // startGubernator starts daemons with Gubernator's defaults, except for a cache that holds all keys (with its default
 // of 50,000 it would lose counters) and the log level.
 func (b *bench) startGubernator(ctx context.Context, path string, daemons int) (*system, error) {
-	ports, err := freePorts(3 * daemons)
+	ports, err := freePorts(2 * daemons)
 	if err != nil {
 		return nil, err
 	}
@@ -319,23 +319,15 @@ func (b *bench) startGubernator(ctx context.Context, path string, daemons int) (
 	s := new(system)
 	var addresses []string
 	for i := range daemons {
-		addresses = append(addresses, at(3*i))
+		addresses = append(addresses, at(2*i))
 	}
 	for i, address := range addresses {
 		env := []string{
-			"GUBER_GRPC_ADDRESS=" + address, "GUBER_HTTP_ADDRESS=" + at(3*i+1),
+			"GUBER_GRPC_ADDRESS=" + address, "GUBER_HTTP_ADDRESS=" + at(2*i+1), "GUBER_PEER_DISCOVERY_TYPE=none",
 			"GUBER_CACHE_SIZE=2000000", "GUBER_LOG_LEVEL=error",
 			"OTEL_TRACES_EXPORTER=none", // Gubernator's own command traces unless told not to
 		}
-		var args []string
-		if daemons == 1 {
-			env = append(env, "GUBER_PEER_DISCOVERY_TYPE=member-list", "GUBER_MEMBERLIST_ADDRESS="+at(2),
-				"GUBER_MEMBERLIST_BIND_ADDRESS="+at(2), "GUBER_MEMBERLIST_KNOWN_NODES="+at(2))
-		} else {
-			env = append(env, "GUBER_PEER_DISCOVERY_TYPE=none")
-			args = []string{"-peers", strings.Join(addresses, ",")}
-		}
-		p, err := b.kids.start("gubernator", path, args, env)
+		p, err := b.kids.start("gubernator", path, []string{"-peers", strings.Join(addresses, ",")}, env)
 		if err != nil {
 			return nil, err
 		}
