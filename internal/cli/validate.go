@@ -19,8 +19,8 @@ import (
 )
 
 func newValidate() *cobra.Command {
-	var output, convert string
-	var merge bool
+	var output string
+	var c checker
 	cmd := &cobra.Command{
 		Use:   "validate FILE...",
 		Short: "Check policy files, files for Envoy and Limitador's: every mistake with file, line and column",
@@ -39,9 +39,8 @@ Exit status: 0 no mistakes, 1 mistakes, 2 a file cannot be read.`,
 			if err := checkOutput(output); err != nil {
 				return err
 			}
-			ok, err := validateFiles(cmd.OutOrStdout(), cmd.ErrOrStderr(), files, validateOptions{
-				Envoy: envoy.Options{MergeDomains: merge}, Convert: convert, JSON: output == "json",
-			})
+			c.w, c.stderr, c.asJSON = cmd.OutOrStdout(), cmd.ErrOrStderr(), output == "json"
+			ok, err := c.all(files)
 			if err == nil && !ok {
 				err = errNegative
 			}
@@ -49,35 +48,30 @@ Exit status: 0 no mistakes, 1 mistakes, 2 a file cannot be read.`,
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "how to print the result: text or json")
-	cmd.Flags().StringVar(&convert, "convert", "",
+	cmd.Flags().StringVar(&c.convert, "convert", "",
 		"`DIR` to write Limitador's limits to as files for --envoy-config, one for each namespace; files that are there are not overwritten")
-	cmd.Flags().BoolVar(&merge, "envoy-merge-domains", false, "let several files for Envoy describe one domain")
+	cmd.Flags().BoolVar(&c.envoy.MergeDomains, "envoy-merge-domains", false,
+		"let several files for Envoy describe one domain")
 	return cmd
 }
 
-// validateOptions says how files are read and what is printed.
-type validateOptions struct {
-	Envoy   envoy.Options // of files for Envoy
-	Convert string        // directory for Limitador's limits as files for Envoy; empty: they are not written
-	JSON    bool          // print JSON in place of text
-}
-
-// checker collects the findings of all files.
+// checker checks files, and collects the findings of all of them.
 type checker struct {
-	validateOptions
-	w, stderr          io.Writer
+	envoy     envoy.Options // of files for Envoy
+	convert   string        // directory for Limitador's limits as files for Envoy; empty: they are not written
+	asJSON    bool          // print JSON in place of text
+	w, stderr io.Writer
+
 	mistakes, warnings strictyaml.Errors
 	unread             []error
 	forEnvoy           []envoy.File
 }
 
-// validateFiles checks all files, even if one cannot be read. It checks files for Envoy together, so that it finds a
-// domain that two of them describe; see validateOptions. It writes Limitador's limits to validateOptions.Convert, if
-// that is not empty. ok is false if a file has mistakes; err is about files that cannot be read. Findings that depend
-// on the node that will read the files are warnings.
-func validateFiles(w, stderr io.Writer, files []string, opts validateOptions) (ok bool, err error) {
-	c := checker{validateOptions: opts, w: w, stderr: stderr, mistakes: strictyaml.Errors{},
-		warnings: strictyaml.Errors{}}
+// all checks all files, even if one cannot be read. It checks files for Envoy together, so that it finds a domain that
+// two of them describe. ok is false if a file has mistakes; err is about files that cannot be read. Findings that
+// depend on the node that will read the files are warnings.
+func (c *checker) all(files []string) (ok bool, err error) {
+	c.mistakes, c.warnings = strictyaml.Errors{}, strictyaml.Errors{} // for JSON, not null
 	for _, name := range files {
 		c.check(name)
 	}
@@ -85,9 +79,9 @@ func validateFiles(w, stderr io.Writer, files []string, opts validateOptions) (o
 		c.checkEnvoy()
 	}
 	ok = len(c.mistakes) == 0 && len(c.unread) == 0
-	if opts.JSON {
+	if c.asJSON {
 		all := map[string]any{"ok": ok, "mistakes": c.mistakes, "warnings": c.warnings}
-		if err := json.NewEncoder(w).Encode(all); err != nil {
+		if err := json.NewEncoder(c.w).Encode(all); err != nil {
 			return false, err
 		}
 	}
@@ -101,7 +95,7 @@ func (c *checker) take(file, what string, warnings strictyaml.Errors, err error)
 	switch {
 	case errors.As(err, &found):
 		c.mistakes = append(c.mistakes, found...)
-		if !c.JSON {
+		if !c.asJSON {
 			fmt.Fprintln(c.w, found)
 		}
 	case err != nil:
@@ -111,7 +105,7 @@ func (c *checker) take(file, what string, warnings strictyaml.Errors, err error)
 		for _, e := range warnings {
 			fmt.Fprintln(c.stderr, "warning:", e)
 		}
-		if !c.JSON {
+		if !c.asJSON {
 			fmt.Fprintf(c.w, "%s: ok, %s\n", file, what)
 		}
 	}
@@ -135,7 +129,7 @@ func (c *checker) check(name string) {
 		c.forEnvoy = append(c.forEnvoy, envoy.File{Name: name, Data: data})
 		return
 	case looksLikeLimitador(data):
-		what, err = fromLimitador(name, data, c.Convert)
+		what, err = fromLimitador(name, data, c.convert)
 	default:
 		var set *policy.Set
 		if set, err = policy.Parse(name, data); err == nil {
@@ -147,7 +141,7 @@ func (c *checker) check(name string) {
 
 // checkEnvoy checks all files for Envoy together.
 func (c *checker) checkEnvoy() {
-	config, err := envoy.Parse(c.forEnvoy, c.Envoy)
+	config, err := envoy.Parse(c.forEnvoy, c.envoy)
 	if err != nil {
 		c.take("", "", nil, err)
 		return

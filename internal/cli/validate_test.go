@@ -32,7 +32,7 @@ func TestOneBadFileHidesNoOther(t *testing.T) {
 	files := []string{"/none", bad, strict}
 
 	var out, warned bytes.Buffer
-	ok, err := validateFiles(&out, &warned, files, validateOptions{})
+	ok, err := (&checker{w: &out, stderr: &warned}).all(files)
 	expect.True(t, !ok && err != nil && strings.HasPrefix(err.Error(), "FILE: ") &&
 		strings.Contains(err.Error(), "/none"), "%t, %v", ok, err)
 	if text := out.String(); strings.Count(text, bad+":") < 2 || !strings.Contains(text, strict+": ok, 1 policy\n") {
@@ -43,7 +43,7 @@ func TestOneBadFileHidesNoOther(t *testing.T) {
 		"warned %s", text)
 
 	out.Reset()
-	ok, err = validateFiles(&out, &warned, files, validateOptions{JSON: true})
+	ok, err = (&checker{w: &out, stderr: &warned, asJSON: true}).all(files)
 	expect.True(t, !ok && err != nil, "as JSON: %t, %v", ok, err)
 	var told struct {
 		OK                 bool
@@ -64,14 +64,14 @@ func TestConvert(t *testing.T) {
 		"- {namespace: shop/eu, max_value: 10, seconds: 60, conditions: [], variables: [user]}\n")
 	dir := t.TempDir()
 	var out bytes.Buffer
-	ok, err := validateFiles(&out, &out, []string{foreign}, validateOptions{Convert: dir})
+	ok, err := (&checker{w: &out, stderr: &out, convert: dir}).all([]string{foreign})
 	must.True(t, ok && err == nil, "%t, %v\n%s", ok, err, &out)
 	made := filepath.Join(dir, "shop_eu.yaml")
 	before := must.Value(os.ReadFile(made))(t)
-	ok, err = validateFiles(&out, &out, []string{dir}, validateOptions{})
+	ok, err = (&checker{w: &out, stderr: &out}).all([]string{dir})
 	expect.True(t, ok && err == nil, "what was written: %t, %v\n%s", ok, err, &out)
 	must.NoError(t, os.WriteFile(made, append(before, "# edited\n"...), 0o600))
-	ok, err = validateFiles(&out, &out, []string{foreign}, validateOptions{Convert: dir})
+	ok, err = (&checker{w: &out, stderr: &out, convert: dir}).all([]string{foreign})
 	expect.True(t, !ok && err != nil && strings.HasPrefix(err.Error(), "FILE: convert: "), "once more: %t, %v", ok, err)
 	after, err := os.ReadFile(made)
 	expect.True(t, err == nil && strings.HasSuffix(string(after), "# edited\n"), "%s, %v", after, err)
@@ -81,7 +81,7 @@ func TestConvert(t *testing.T) {
 func TestEmptyDirectory(t *testing.T) {
 	dir := t.TempDir()
 	var out bytes.Buffer
-	ok, err := validateFiles(&out, &out, []string{dir}, validateOptions{})
+	ok, err := (&checker{w: &out, stderr: &out}).all([]string{dir})
 	expect.True(t, ok && err == nil && out.String() == dir+": ok, no files\n", "%t, %v, %s", ok, err, &out)
 }
 
