@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"golang.org/x/term"
 )
@@ -36,11 +35,4 @@ func (l *progressLine) Clear() {
 	if l.shown {
 		fmt.Fprint(l.w, "\r\x1b[K")
 	}
-}
-
-// bar returns part of a bar of 30 characters, in proportion to part of whole. whole must be positive.
-func bar(part, whole int64) string {
-	const length = 30
-	done := int(min(part*length/whole, length))
-	return strings.Repeat("=", done) + strings.Repeat(" ", length-done)
 }

@@ -98,8 +98,8 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	}
 	line := newProgressLine(stderr)
 	cfg.Progress = func(p load.Progress) {
-		line.Show("[%s] %v of %v  %s checks  p99 %v", bar(int64(p.Elapsed), int64(p.Of)), p.Elapsed.Round(time.Second),
-			p.Of, humanize.Comma(p.Sent), short(p.P99))
+		line.Show("%v of %v  %s checks  p99 %v", p.Elapsed.Round(time.Second), p.Of, humanize.Comma(p.Sent),
+			short(p.P99))
 	}
 	// The generator holds so little memory that it would collect many times a second, and take CPU from the nodes that
 	// it measures: a third more CPU time a check if both are on one machine.
