@@ -106,8 +106,7 @@ func TestUnsettled(t *testing.T) {
 	status := func(change func(*weirv1.Member)) *weirv1.StatusResponse {
 		s := &weirv1.StatusResponse{Ready: true}
 		for range 2 {
-			own := &weirv1.Ownership{Held: 7}
-			m := &weirv1.Member{State: "active", Reachable: true, Partitions: 7, Ownership: own}
+			m := &weirv1.Member{State: "active", Ownership: &weirv1.Ownership{Settled: true}}
 			s.Members = append(s.Members, m)
 		}
 		change(s.Members[1])
@@ -120,10 +119,8 @@ func TestUnsettled(t *testing.T) {
 		t.Error("a member is missing, and the cluster is at rest")
 	}
 	for i, change := range []func(*weirv1.Member){
-		func(m *weirv1.Member) { m.State = "leaving" }, func(m *weirv1.Member) { m.Reachable = false },
-		func(m *weirv1.Member) { m.Ownership = nil }, func(m *weirv1.Member) { m.Ownership.Held = 6 },
-		func(m *weirv1.Member) { m.Ownership.Moving = 1 }, func(m *weirv1.Member) { m.Ownership.Awaited = 1 },
-		func(m *weirv1.Member) { m.Ownership.Degraded = 1 },
+		func(m *weirv1.Member) { m.State = "leaving" }, func(m *weirv1.Member) { m.Ownership = nil },
+		func(m *weirv1.Member) { m.Ownership.Settled = false }, func(m *weirv1.Member) { m.Ownership.Degraded = 1 },
 	} {
 		if unsettled(status(change), 2) == nil {
 			t.Errorf("change %d leaves the cluster at rest", i)
