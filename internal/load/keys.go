@@ -20,9 +20,6 @@ const (
 	Hot Distribution = "hot"
 )
 
-// Distributions returns all distributions.
-func Distributions() []Distribution { return []Distribution{Uniform, Zipf, Hot} }
-
 // Keys are the keys that are asked for: Prefix followed by 1 to Count.
 type Keys struct {
 	Distribution Distribution
@@ -33,9 +30,9 @@ type Keys struct {
 }
 
 func (k *Keys) validate() error {
-	switch {
-	case !slices.Contains(Distributions(), k.Distribution):
-		return fmt.Errorf("distribution: %q is not one of %v", k.Distribution, Distributions())
+	switch all := []Distribution{Uniform, Zipf, Hot}; {
+	case !slices.Contains(all, k.Distribution):
+		return fmt.Errorf("distribution: %q is not one of %v", k.Distribution, all)
 	case k.Distribution == Zipf && !(k.Skew > 1 && k.Skew <= 10):
 		return fmt.Errorf("skew: must be above 1 and at most 10")
 	}

@@ -16,12 +16,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// Bounds of a Config.
-const (
-	MaxRate     = 1_000_000
-	MaxCount    = 50_000_000
-	maxDuration = time.Hour
-)
+// maxRate is the largest Config.Rate.
+const maxRate = 1_000_000
 
 // Answer is the decision about one check.
 type Answer struct {
@@ -70,8 +66,8 @@ type Progress struct {
 
 // validate returns an error that names the invalid setting.
 func (c *Config) validate() error {
-	if !(c.Rate >= 0 && c.Rate <= MaxRate) {
-		return fmt.Errorf("rate: must be above 0 and at most %d a second, or 0 for a closed loop", MaxRate)
+	if !(c.Rate >= 0 && c.Rate <= maxRate) {
+		return fmt.Errorf("rate: must be above 0 and at most %d a second, or 0 for a closed loop", maxRate)
 	}
 	return c.Keys.validate()
 }
@@ -124,7 +120,7 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	if err := cfg.validate(); err != nil {
 		return Result{}, err
 	}
-	r := &run{Config: cfg, start: now(), planned: cfg.Count, times: hdrhistogram.New(1, int64(2*maxDuration), 3)}
+	r := &run{Config: cfg, start: now(), planned: cfg.Count, times: hdrhistogram.New(1, int64(2*time.Hour), 3)}
 	if cfg.Rate > 0 {
 		r.planned = min(cfg.Count, int64(math.Ceil(cfg.Rate*cfg.Duration.Seconds())))
 	}
