@@ -10,7 +10,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/limit"
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // Prices are units per token, by class of token. Tokens with the price 0 are free.

@@ -11,7 +11,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/strictyaml"
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // This file compiles a policy file. The path of a policy:

@@ -3,7 +3,7 @@ package envoy
 import (
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/limit"
