@@ -97,17 +97,17 @@ func TestMistakesOfBytes(t *testing.T) {
 		{"a control character", "policies: []\n# a \a bell\n",
 			[]string{"2:5: is not valid YAML: control characters are not allowed"}},
 		{"a long name", "policies: [{name: " + long + ", limits: [1/1s]}]",
-			[]string{"1:19: policies[0].name: has 129 characters: at most 128 are allowed"}},
+			[]string{"1:19: policies[0].name: must have 1 to 128 characters"}},
 		{"a long key", "policies: [{name: a, limits: [1/1s], overrides: [{key: " + strings.Repeat("é", 513) +
 			", blocked: true}]}]",
-			[]string{"1:56: policies[0].overrides[0].key: has 1026 bytes: at most 1024 are allowed"}},
+			[]string{"1:56: policies[0].overrides[0].key: must have 1 to 1024 bytes, and has 1026"}},
 		{"a long field", long + ": 1", []string{`1:1: "` + long[:40] + `…": unknown field`}},
 		{"a long number", "policies: [{name: a, limits: [{limit: 1" + strings.Repeat("0", 99) + ", window: 1s}]}]",
-			[]string{"1:39: policies[0].limits[0].limit: is too large: the largest is 9007199254740992"}},
+			[]string{"1:39: policies[0].limits[0].limit: must be from 1 to 9007199254740992"}},
 		{"Windows line ends", "policies:\r\n  - name: a\r\n    limits: [1/0s]\r\n",
-			[]string{"3:16: policies[0].limits[0].window: must not be zero: the shortest is 1ms"}},
+			[]string{"3:14: policies[0].limits[0].window: must be from 1ms to 366d"}},
 		{"columns are characters", "policies: [{name: é, shadow: 1}]", []string{
-			"1:12: policies[0].limit: is missing", "1:19: policies[0].name: contains 'é'",
+			"1:12: policies[0].limit: is missing", "1:19: policies[0].name: must have 1 to 128 characters",
 			"1:30: policies[0].shadow: must be true or false"}},
 	} {
 		t.Run(test.title, func(t *testing.T) {
@@ -597,9 +597,9 @@ func TestReference(t *testing.T) {
 
 func TestErrorsAs(t *testing.T) {
 	_, err := Parse("dir/p.yaml", []byte("policies: 5"))
-	var one *Error
-	expect.True(t, errors.As(err, &one) && *one == (Error{File: "dir/p.yaml", Line: 1, Column: 11, Field: "policies",
-		Message: "must be a list of policies, not the number 5"}), "%+v", one)
+	var list Errors
+	expect.True(t, errors.As(err, &list) && len(list) == 1 && *list[0] == (Error{File: "dir/p.yaml", Line: 1, Column: 11, Field: "policies",
+		Message: "must be a list of policies, not the number 5"}), "%+v", err)
 	want := "dir/p.yaml:1:11: policies: must be a list of policies, not the number 5"
 	expect.Equal(t, err.Error(), want, "%q", err)
 }
