@@ -88,12 +88,7 @@ func (p *Policy) accept(o Override) (Rule, *limit.Error) {
 	// A mistake in a field helps more than one about the settings as a whole.
 	about := slices.IndexFunc(mistakes, func(m *Error) bool { return strings.HasPrefix(m.Field, overridden+".") })
 	first := mistakes[max(about, 0)]
-	rest, ok := strings.CutPrefix(first.Field, overridden)
-	if !ok && first.Field != "" {
-		return rule, limit.NewError(limit.Invalid, "settings",
-			"do not suit the policy: its "+first.Field+" "+first.Message)
-	}
-	return rule, limit.NewError(limit.Invalid, "settings"+rest, first.Message)
+	return rule, limit.NewError(limit.Invalid, "settings"+strings.TrimPrefix(first.Field, overridden), first.Message)
 }
 
 // counts says whether one of the limits has CountDenied.

@@ -184,7 +184,7 @@ func TestAccepts(t *testing.T) {
 		{"bucket", "a", "", `{"limit":50}`, limit.Invalid, "settings.limit"},
 		{"banned", "a", "", `{"limits":[{"limit":5,"window":"1s","count_denied":true}]}`, limit.Invalid,
 			"settings.limits"},
-		{"open", "a", "", `{"limit":5}`, limit.Invalid, "settings"},
+		{"open", "a", "", `{"limit":5}`, limit.Invalid, "settings.limit"},
 	} {
 		o := Override{c.policy, c.key, c.prefix, c.settings}
 		err := file.Accepts(o)

@@ -292,8 +292,8 @@ func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy st
 	merged := strictyaml.Fields{Path: f.Path, At: f.At, List: own}
 	number := merged.Field("limit")
 	if number.Given() && !policy.Field("algorithm").Given() && !isUnlimited(number.Node) {
-		d.Fail(number.Node, strictyaml.Join(policy.Path, "algorithm"),
-			"is missing: the policy itself is unlimited, but this limit needs one: add it there, or write limits: [10/1m] in the override")
+		d.Fail(number.Node, number.Path,
+			"needs the algorithm of the policy, which is unlimited and has none: add it there, or write limits: [10/1m] here")
 		return Rule{}
 	}
 	for _, one := range policy.Only(limitParameters...) {

@@ -501,29 +501,6 @@ func TestOverridesAndCapacity(t *testing.T) {
 	}
 }
 
-// TestUnlimitedAsInAlgo: what package algo refuses beside an unlimited limit is refused in a file, for the same reason.
-func TestUnlimitedAsInAlgo(t *testing.T) {
-	for _, test := range []struct {
-		fields string
-		limit  algo.Limit
-	}{
-		{"algorithm: token_bucket, capacity: 3", algo.Limit{Algorithm: algo.TokenBucket, Capacity: 3}},
-		{"algorithm: sliding_window, slots: 3", algo.Limit{Algorithm: algo.SlidingWindow, Slots: 3}},
-		{"algorithm: sliding_log, count_denied: true", algo.Limit{Algorithm: algo.SlidingLog, CountDenied: true}},
-		{"algorithm: sliding_log, max_log: 3", algo.Limit{Algorithm: algo.SlidingLog, MaxLog: 3}},
-	} {
-		test.limit.Limit = algo.Unlimited
-		err := test.limit.Validate()
-		if err == nil {
-			t.Errorf("%+v: no error", test.limit)
-			continue
-		}
-		got := parseErrors(t, "policies: [{name: p, limit: -1, "+test.fields+"}]")
-		expect.True(t, len(got) == 1 && strings.HasSuffix(got[0], ": policies[0]."+err.Error()+": remove it"),
-			"%s: got %q, algo says %q", test.fields, got, err)
-	}
-}
-
 // TestReference parses the first YAML block of docs/policies.md, and holds its meaning to what is said beside it.
 func TestReference(t *testing.T) {
 	text := must.Value(os.ReadFile("../docs/policies.md"))(t)
@@ -593,15 +570,6 @@ func TestReference(t *testing.T) {
 	for _, name := range slices.Concat(policyFields, overrideFields) {
 		expect.True(t, strings.Contains(string(text), "| `"+name+"` |"), "docs/policies.md has no row for %s", name)
 	}
-}
-
-func TestErrorsAs(t *testing.T) {
-	_, err := Parse("dir/p.yaml", []byte("policies: 5"))
-	var list Errors
-	expect.True(t, errors.As(err, &list) && len(list) == 1 && *list[0] == (Error{File: "dir/p.yaml", Line: 1, Column: 11, Field: "policies",
-		Message: "must be a list of policies, not the number 5"}), "%+v", err)
-	want := "dir/p.yaml:1:11: policies: must be a list of policies, not the number 5"
-	expect.Equal(t, err.Error(), want, "%q", err)
 }
 
 func TestLoad(t *testing.T) {

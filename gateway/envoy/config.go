@@ -218,7 +218,6 @@ type reader struct {
 	*strictyaml.Decoder
 	config *Config
 	opts   Options
-	inside []*yaml.Node // the lists of descriptors around the current one
 }
 
 func (r *reader) file() {
@@ -275,18 +274,10 @@ func (r *reader) charge(f strictyaml.Fields, otherwise charge) charge {
 
 // descriptors reads a list of descriptors into a node.
 func (r *reader) descriptors(list strictyaml.Field, into *node, parent string, mode charge, depth int) {
-	switch {
-	case list.Node == nil:
-		return
-	case depth > maxDepth:
+	if list.Given() && depth > maxDepth { // also an alias of a list that it is in
 		r.Fail(list.Key, list.Path, "is nested more than %d deep", maxDepth)
 		return
-	case slices.Contains(r.inside, list.Node):
-		r.Fail(list.Key, list.Path, "is an alias of a list that it is in itself")
-		return
 	}
-	r.inside = append(r.inside, list.Node)
-	defer func() { r.inside = r.inside[:len(r.inside)-1] }()
 	for f := range r.Maps(list,
 		"descriptors, such as {key: remote_address, rate_limit: {unit: second, requests_per_unit: 10}}",
 		descriptorFields,
