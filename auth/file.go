@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
@@ -30,8 +30,8 @@ func Parse(file string, data []byte) (*Callers, error) {
 	p.Secret = true
 	if len(data) > MaxFile {
 		p.Add(1, 1, "", fmt.Sprintf("the file is larger than the %d bytes that are allowed", MaxFile))
-	} else if root := p.Root(); root != nil {
-		p.top(root)
+	} else {
+		p.top(p.Root())
 	}
 	if err := p.Err(); err != nil {
 		return nil, err
@@ -46,33 +46,18 @@ type parser struct {
 	hashes map[[sha256.Size]byte]int // line by token
 }
 
-// text reads a text that is not empty. The error does not repeat the value, which could be a secret.
-func (p *parser) text(f strictyaml.Field) (string, bool) {
-	text, ok := p.Text(f)
-	if ok && text == "" {
-		p.Fail(f.Node, f.Path, "must not be empty")
-	}
-	return text, text != ""
-}
-
 // texts calls take with each element of a list of texts.
 func (p *parser) texts(list strictyaml.Field, of string, take func(one strictyaml.Field, text string)) {
 	for one := range p.Elements(list, of) {
-		if text, ok := p.text(one); ok {
+		if text, ok := p.Text(one, 1, MaxFile); ok {
 			take(one, text)
 		}
 	}
 }
 
-func (p *parser) top(root *yaml.Node) {
-	f, _ := p.Fields(root, "", []string{"callers", "metrics"})
-	metrics := f.Field("metrics")
-	switch text, ok := p.text(metrics); {
-	case ok && text == "open":
-		p.list.MetricsOpen = true
-	case ok && text != "read":
-		p.Fail(metrics.Node, metrics.Path, "must be open (to everybody) or read (to that role, which is the default)")
-	}
+func (p *parser) top(root strictyaml.Field) {
+	f, _ := p.Fields(root, []string{"callers", "metrics"})
+	p.list.MetricsOpen = p.Choice(f.Field("metrics"), "read", "open") == "open"
 	for caller := range p.Maps(f.Field("callers"), "callers",
 		[]string{"name", "tokens", "identities", "roles", "policies", "namespaces", "grants"}) {
 		p.caller(caller)
@@ -83,15 +68,12 @@ func (p *parser) caller(f strictyaml.Fields) {
 	c := new(Caller)
 	index := len(p.list.callers)
 	p.list.callers = append(p.list.callers, c)
-	name := f.Field("name")
-	if !f.Has("name") {
-		p.Missing(f, "name", "checkout")
-	} else if c.Name, _ = p.text(name); len(c.Name) > 100 {
-		p.Fail(name.Node, name.Path, "is longer than 100 bytes")
-	} else if line, twice := p.names[c.Name]; twice {
-		p.Fail(name.Node, name.Path, "is the name of another caller, on line %d", line)
-	} else if c.Name != "" {
-		p.names[c.Name] = name.Node.Line
+	name := p.Required(f, "name", "checkout")
+	if text, ok := p.Text(name, 1, 100); ok {
+		if line, twice := p.names[text]; twice {
+			p.Fail(name.Node, name.Path, "is the name of another caller, on line %d", line)
+		}
+		c.Name, p.names[text] = text, name.Node.Line
 	}
 	known := 0 // number of tokens and identities, with invalid ones
 	for one := range p.Elements(f.Field("tokens"), "hashes of tokens") {
@@ -108,7 +90,7 @@ func (p *parser) caller(f strictyaml.Fields) {
 	for grant := range p.Maps(f.Field("grants"), "grants: roles and what they are for", grantFields) {
 		p.grant(c, grant)
 	}
-	if own := f.Only(grantFields); len(own) > 0 || len(c.grants) == 0 {
+	if own := f.Only(grantFields...); len(own) > 0 || len(c.grants) == 0 {
 		p.grant(c, f)
 	}
 }
@@ -146,13 +128,10 @@ func (p *parser) grant(c *Caller, f strictyaml.Fields) {
 func (p *parser) token(c *Caller, one strictyaml.Field) {
 	var expires time.Time
 	if one.Node.Kind == yaml.MappingNode {
-		f, ok := p.Fields(one.Node, one.Path, []string{"hash", "expires"})
-		if ok && !f.Has("hash") {
-			p.Missing(f, "hash", "sha256:…, as weir token prints it")
-		}
-		one, expires = f.Field("hash"), p.instant(f.Field("expires"))
+		f, _ := p.Fields(one, []string{"hash", "expires"})
+		one, expires = p.Required(f, "hash", "sha256:…, as weir token prints it"), p.instant(f.Field("expires"))
 	}
-	text, ok := p.text(one)
+	text, ok := p.Text(one, 1, MaxFile)
 	if !ok {
 		return
 	}
@@ -193,7 +172,7 @@ func (p *parser) instant(f strictyaml.Field) time.Time {
 }
 
 func (p *parser) identity(index int, one strictyaml.Field) {
-	text, ok := p.text(one)
+	text, ok := p.Text(one, 1, MaxFile)
 	if !ok {
 		return
 	}

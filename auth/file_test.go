@@ -254,8 +254,8 @@ func TestMistakes(t *testing.T) {
 	testkit.Table(t, "testdata/mistakes.txt", func(t *testing.T, text, want string) {
 		l, err := Parse("a", []byte(words.Replace(text)))
 		must.ErrorContains(t, err, want)
-		var one *strictyaml.Error
-		expect.True(t, l == nil && errors.As(err, &one) && !strings.Contains(err.Error(), "weir_secret"), "%v", err)
+		var list strictyaml.Errors
+		expect.True(t, l == nil && errors.As(err, &list) && !strings.Contains(err.Error(), "weir_secret"), "%v", err)
 	})
 	// All mistakes are listed, up to a bound.
 	_, err := Parse("a", []byte("callers: [1, 2, 3]"))

@@ -10,7 +10,6 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/limit"
-	"go.yaml.in/yaml/v3"
 )
 
 // Prices are units per token, by class of token. Tokens with the price 0 are free.
@@ -60,71 +59,41 @@ const initialEstimate = 1000
 // budget reads the fields about work whose cost is known later. limitsOf must have set p.Concurrency.
 func (d *decoder) budget(f strictyaml.Fields, p *Policy) {
 	p.Prices = d.prices(f.Field("prices"))
-	estimate, given := f.Get("estimate")
-	initial, hasInitial := f.Get("initial_estimate")
+	estimate, initial := f.Field("estimate"), f.Field("initial_estimate")
+	if n := estimate.Node; n != nil && n.Tag == "!!str" {
+		p.Estimate, p.EstimateAuto = initialEstimate, d.Choice(estimate, "auto") == "auto"
+	} else {
+		p.Estimate = d.Integer(estimate, 1, algo.MaxLimit)
+	}
 	switch {
-	case given && isAuto(estimate.Node):
-		p.Estimate, p.EstimateAuto = initialEstimate, true
-		if hasInitial {
-			p.Estimate, _ = d.Integer(initial, 1, algo.MaxLimit)
-		}
-	case given:
-		if _, ok := d.Scalar(estimate, "auto or a number of units", "", "!!int"); ok {
-			p.Estimate, _ = d.Integer(estimate, 1, algo.MaxLimit)
-		}
-	}
-	if hasInitial && !p.EstimateAuto {
+	case initial.Given() && !p.EstimateAuto:
 		d.Fail(initial.Key, initial.Path, "is for estimate: auto: add that, or write the number as estimate")
+	case initial.Given():
+		p.Estimate = d.Integer(initial, 1, algo.MaxLimit)
 	}
-	if end, given := f.Get("on_expiry"); given {
-		word, _ := d.Choice(end, "charge", "release")
-		p.ReleaseExpired = word == "release"
-	}
-	for _, one := range f.Only([]string{"prices", "estimate", "initial_estimate", "on_expiry"}) {
+	p.ReleaseExpired = d.Choice(f.Field("on_expiry"), "charge", "release") == "release"
+	for _, one := range f.Only("prices", "estimate", "initial_estimate", "on_expiry") {
 		if p.Concurrency {
 			d.Fail(one.Key, one.Path, "is not for concurrency, which has no reservations: remove it")
 		}
 	}
 }
 
-func isAuto(n *yaml.Node) bool {
-	return n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Value == "auto"
-}
-
 func (d *decoder) prices(f strictyaml.Field) Prices {
-	if f.Node == nil {
-		return nil
-	}
-	if f.Node.Kind != yaml.MappingNode {
-		d.Fail(f.Node, f.Path, "must be a map of classes of tokens and units, such as {input: 3, output: 15}, not %s",
-			strictyaml.Kind(f.Node))
-		return nil
-	}
-	var classes []string
-	for i := 0; i+1 < len(f.Node.Content); i += 2 {
-		key := f.Node.Content[i]
-		if !limit.ValidPolicyName(key.Value) || key.Kind != yaml.ScalarNode {
-			d.Fail(key, f.Path, "%s is not the name of a class of tokens: 1 to 128 characters of A-Z a-z 0-9 . _ -",
-				strictyaml.Show(key.Value))
-			return nil
-		}
-		classes = append(classes, key.Value)
-	}
-	switch {
-	case len(classes) == 0:
-		d.Fail(f.Node, f.Path, "is empty: write the units that a token costs, such as {input: 3, output: 15}")
-		return nil
-	case len(classes) > limit.MaxClasses:
-		d.Fail(f.Node, f.Path, "has %d classes: at most %d are allowed", len(classes), limit.MaxClasses)
-		return nil
-	}
-	fields, ok := d.Fields(f.Node, f.Path, classes)
+	classes, ok := d.Fields(f, nil)
 	if !ok {
 		return nil
 	}
-	p := make(Prices, len(classes))
-	for _, one := range fields.List {
-		p[one.Name], _ = d.Integer(one, 0, maxPrice)
+	if n := len(classes.List); n == 0 || n > limit.MaxClasses {
+		d.Fail(f.Node, f.Path, "must have 1 to %d classes of tokens with their prices, such as {input: 3, output: 15}",
+			limit.MaxClasses)
+	}
+	p := make(Prices, len(classes.List))
+	for _, one := range classes.List {
+		if !limit.ValidPolicyName(one.Name) {
+			d.Fail(one.Key, one.Path, "is not the name of a class of tokens: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+		}
+		p[one.Name] = d.Integer(one, 0, maxPrice)
 	}
 	return p
 }

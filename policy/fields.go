@@ -1,14 +1,11 @@
 package policy
 
 import (
-	"fmt"
 	"math"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/internal/timezone"
 )
@@ -26,85 +23,57 @@ const (
 )
 
 // size reads an amount of memory: text such as 64MiB, or a number of bytes.
-func (d *decoder) size(f strictyaml.Field) (int64, bool) {
-	text, ok := d.Scalar(f, "an amount of memory such as 64MiB", "", "!!str", "!!int")
-	if !ok {
-		return 0, false
-	}
+func (d *decoder) size(f strictyaml.Field) int64 {
+	text, ok := d.Scalar(f, "an amount of memory such as 64MiB", "!!str", "!!int")
 	v, err := humanize.ParseBytes(text)
-	if err != nil || v < minSize || v > maxSize {
+	if ok && (err != nil || v < minSize || v > maxSize) {
 		d.Fail(f.Node, f.Path, "%s is not an amount of memory from 64KiB to 1PiB, such as 64MiB", strictyaml.Show(text))
-		return 0, false
 	}
-	return int64(v), true
+	return int64(v)
 }
 
 // share reads a part of a limit, above 0 and at most 1. It returns it in millionths, rounded.
-func (d *decoder) share(f strictyaml.Field) (int64, bool) {
-	text, ok := d.Scalar(f, "a number above 0 and at most 1, such as 0.8 for 80 % of the limit", "", "!!float", "!!int")
-	if !ok {
-		return 0, false
-	}
+func (d *decoder) share(f strictyaml.Field) int64 {
+	text, ok := d.Scalar(f, "a number above 0 and at most 1, such as 0.8 for 80 % of the limit", "!!float", "!!int")
 	v, err := strconv.ParseFloat(text, 64)
 	millionths := int64(math.Round(v * WarnAtWhole))
-	if err != nil || !(v > 0 && v <= 1) || millionths == 0 {
+	if ok && (err != nil || !(v > 0 && v <= 1) || millionths == 0) {
 		d.Fail(f.Node, f.Path, "%s is not between 0.000001 and 1: write 0.8 for 80 %% of the limit",
 			strictyaml.Show(text))
-		return 0, false
 	}
-	return millionths, true
+	return millionths
 }
 
 // duration reads a window or a ttl.
-func (d *decoder) duration(f strictyaml.Field) (time.Duration, bool) {
-	text, ok := d.Scalar(f, "a duration", ": "+durationHint, "!!str")
+func (d *decoder) duration(f strictyaml.Field) time.Duration {
+	text, ok := d.Scalar(f, "a duration, which has a number and a unit, such as 90s or 1d12h", "!!str")
 	if !ok {
-		return 0, false
+		return 0
 	}
 	v, err := ParseDuration(text)
 	if err == nil {
 		err = checkWindow(v)
-	} else if _, period := algo.ParsePeriod(text); period {
-		err = fmt.Errorf("%q is a calendar period: add align: calendar to a fixed_window, or write a duration such as 24h", text)
 	}
 	if err != nil {
 		d.Fail(f.Node, f.Path, "%v", err)
 	}
-	return v, err == nil
+	return v
 }
 
 // zone reads a time zone. It returns nil for UTC, as algo.Limit wants it.
-func (d *decoder) zone(f strictyaml.Field) (*time.Location, bool) {
-	name, ok := d.Text(f)
+func (d *decoder) zone(f strictyaml.Field) *time.Location {
+	name, ok := d.Text(f, 0, strictyaml.MaxFile)
 	if !ok {
-		return nil, false
+		return nil
 	}
 	zone, err := d.zones.Load(name)
 	if err != nil {
 		d.Fail(f.Node, f.Path, "%v", err)
-		return nil, false
 	}
 	if zone == time.UTC {
-		zone = nil
+		return nil
 	}
-	return zone, true
-}
-
-// otherName returns the field for a name that other limiters use, or "".
-func otherName(name string) string {
-	switch strings.ToLower(name) {
-	case "rate", "requests", "max", "quota":
-		return "limit"
-	case "interval", "period", "duration", "per":
-		return "window"
-	case "burst", "max_burst":
-		return "capacity"
-	case "lease", "lease_ttl":
-		return "ttl"
-	case "timezone", "tz", "zone":
-		return "time_zone"
-	}
-	return ""
+	return zone
 }
 
 // Error is one mistake in a policy file, and Errors are all of them.

@@ -12,10 +12,7 @@ import (
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
-const (
-	durationHint = "write a number and a unit (ms, s, m, h or d), such as 90s or 1d12h"
-	rateHint     = "write a limit and a window, such as 10/1s or 1000/1h"
-)
+const rateHint = "write a limit and a window, such as 10/1s or 1000/1h"
 
 // ParseRate reads a limit and its window in the short notation: "10/1s", "5/1m", "1000/1h", "1/1d12h". Both must be
 // within the bounds of package algo. The error does not name a field.
@@ -39,13 +36,9 @@ func ParseRate(s string) (limit int64, window time.Duration, err error) {
 // ParseDuration reads a duration as time.ParseDuration does, without a sign. It may begin with a number of days of 24
 // hours: "250ms", "1h30m", "1d", "1d12h", "0.5d". The error does not name a field.
 func ParseDuration(s string) (time.Duration, error) {
-	switch {
-	case strings.HasPrefix(s, "-"):
-		return 0, fmt.Errorf("%s is negative: write a duration above zero", strictyaml.Show(s))
-	case strictyaml.IsInteger(s):
-		return 0, fmt.Errorf("%s has no unit: %s", strictyaml.Show(s), durationHint)
-	case s == "" || !durationShape.MatchString(s):
-		return 0, fmt.Errorf("%s is not a duration: %s", strictyaml.Show(s), durationHint)
+	if s == "" || !durationShape.MatchString(s) {
+		return 0, fmt.Errorf("%s is not a duration: write a number and a unit (ms, s, m, h or d), such as 90s or 1d12h",
+			strictyaml.Show(s))
 	}
 	number, tail, hasDays := strings.Cut(s, "d")
 	if !hasDays {
@@ -67,13 +60,8 @@ var durationShape = func() *regexp.Regexp {
 
 // checkWindow checks a window, or the ttl of a lease, against the bounds of package algo.
 func checkWindow(d time.Duration) error {
-	switch {
-	case d <= 0:
-		return fmt.Errorf("must not be zero: the shortest is %v", algo.MinWindow)
-	case d < algo.MinWindow:
-		return fmt.Errorf("is too short: the shortest is %v", algo.MinWindow)
-	case d > algo.MaxWindow:
-		return fmt.Errorf("is too long: the longest is %dd", algo.MaxWindow/(24*time.Hour))
+	if d < algo.MinWindow || d > algo.MaxWindow {
+		return fmt.Errorf("must be from %v to %dd", algo.MinWindow, algo.MaxWindow/(24*time.Hour))
 	}
 	return nil
 }

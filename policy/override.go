@@ -67,20 +67,18 @@ func (s *Set) Accepts(o Override) *limit.Error {
 // accept compiles an override that is Valid.
 func (p *Policy) accept(o Override) (Rule, *limit.Error) {
 	d := &decoder{Decoder: strictyaml.New(overridden, []byte(o.Settings))}
-	d.OtherName = otherName
 	rule := Rule{Key: o.Key, Prefix: o.Prefix, API: true, settings: o.Settings}
 	root := d.Root()
-	if root == nil && d.Count() == 0 {
+	if root.Node == nil && d.Count() == 0 {
 		return rule, limit.NewError(limit.Invalid, "settings", "are empty: give limit, limits, unlimited or blocked")
 	}
-	if root != nil {
-		if f, ok := d.Fields(root, overridden, overrideFields[2:]); ok {
-			compiled := d.override(f, p.fields, p, true)
-			rule.Limits, rule.Unlimited, rule.Blocked = compiled.Limits, compiled.Unlimited, compiled.Blocked
-			if p.Ban != 0 && counts(rule.Limits) {
-				d.Fail(root, overridden+".limits",
-					"count refused checks, and the policy has a ban, which makes refusals last in another way: use one of them")
-			}
+	root.Path = overridden
+	if f, ok := d.Fields(root, overrideFields[2:]); ok {
+		compiled := d.override(f, p.fields, p, true)
+		rule.Limits, rule.Unlimited, rule.Blocked = compiled.Limits, compiled.Unlimited, compiled.Blocked
+		if p.Ban != 0 && counts(rule.Limits) {
+			d.Fail(root.Node, overridden+".limits",
+				"count refused checks, and the policy has a ban, which makes refusals last in another way: use one of them")
 		}
 	}
 	var mistakes Errors
@@ -90,12 +88,7 @@ func (p *Policy) accept(o Override) (Rule, *limit.Error) {
 	// A mistake in a field helps more than one about the settings as a whole.
 	about := slices.IndexFunc(mistakes, func(m *Error) bool { return strings.HasPrefix(m.Field, overridden+".") })
 	first := mistakes[max(about, 0)]
-	rest, ok := strings.CutPrefix(first.Field, overridden)
-	if !ok && first.Field != "" {
-		return rule, limit.NewError(limit.Invalid, "settings",
-			"do not suit the policy: its "+first.Field+" "+first.Message)
-	}
-	return rule, limit.NewError(limit.Invalid, "settings"+rest, first.Message)
+	return rule, limit.NewError(limit.Invalid, "settings"+strings.TrimPrefix(first.Field, overridden), first.Message)
 }
 
 // counts says whether one of the limits has CountDenied.

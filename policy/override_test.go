@@ -172,10 +172,10 @@ func TestAccepts(t *testing.T) {
 		{"login", "a", "", `{"algorithm":"sliding_log"}`, limit.Invalid, "settings.algorithm"},
 		{"login", "a", "", `{"key":"b","limit":1}`, limit.Invalid, "settings.key"},
 		{"login", "a", "", `{"unlimited":false}`, limit.Invalid, "settings.unlimited"},
-		{"login", "a", "", `{"unlimited":true,"blocked":true}`, limit.Invalid, "settings.blocked"},
+		{"login", "a", "", `{"unlimited":true,"blocked":true}`, limit.Invalid, "settings"},
 		{"login", "a", "", `{"limits":[]}`, limit.Invalid, "settings.limits"},
 		{"login", "a", "", `{"limits":["1/1s","x"]}`, limit.Invalid, "settings.limits[1]"},
-		{"login", "a", "", `{"limits":["1/1s"],"limit":2}`, limit.Invalid, "settings.limits"},
+		{"login", "a", "", `{"limits":["1/1s"],"limit":2}`, limit.Invalid, "settings"},
 		{"api", "a", "", `{"limit":5}`, limit.Invalid, "settings.limit"},
 		{"jobs", "a", "", `{"limits":["10/1s"]}`, limit.Invalid, "settings.limits[0].window"},
 		{"jobs", "a", "", `{"limits":[{"limit":5,"window":"1s","algorithm":"sliding_log"}]}`, limit.Invalid,
@@ -184,7 +184,7 @@ func TestAccepts(t *testing.T) {
 		{"bucket", "a", "", `{"limit":50}`, limit.Invalid, "settings.limit"},
 		{"banned", "a", "", `{"limits":[{"limit":5,"window":"1s","count_denied":true}]}`, limit.Invalid,
 			"settings.limits"},
-		{"open", "a", "", `{"limit":5}`, limit.Invalid, "settings"},
+		{"open", "a", "", `{"limit":5}`, limit.Invalid, "settings.limit"},
 	} {
 		o := Override{c.policy, c.key, c.prefix, c.settings}
 		err := file.Accepts(o)

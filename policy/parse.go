@@ -1,17 +1,17 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/weirlimit/weir/limit"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/strictyaml"
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // This file compiles a policy file. The path of a policy:
@@ -19,13 +19,12 @@ import (
 //	Parse        makes a decoder; file reads the list of policies
 //	policy       reads one policy: limitsOf, candidate, guarantees, budget (budget.go), overrides
 //	limitsOf     reads the policy's limits: limit for one, limits and limitAt for a list
-//	limit        reads one limit from its parameters, wherever in the file they are: shape and numbers, then
-//	             algo.Limit.Validate
+//	limit        reads one limit from its parameters, wherever in the file they are, then algo.Limit.Validate
 //	overrides    reads the overrides; changed merges an override's parameters with the policy's and calls limit
 //
 // override.go compiles an operator's override with the same functions. A new parameter belongs in ownParameters or
-// sharedParameters, in uses, and in shape or numbers; if it has a default, also in limitsMeant, so that Set.Hash does
-// not depend on writing it out.
+// sharedParameters, in takers, and in limit; if it has a default, also in limitsMeant, so that Set.Hash does not depend
+// on writing it out.
 
 const (
 	maxKey = 1024 // bytes of a key or prefix in overrides
@@ -62,27 +61,24 @@ func words[T interface {
 	return list
 }
 
-// uses says whether an algorithm has a parameter. Every algorithm has those that are not listed here.
+// takers are the algorithms that have a parameter. Every algorithm has those that are not listed here.
+var takers = map[string][]string{
+	"window": algorithmWords[:6], "max_debt": algorithmWords[:6], // all but concurrency
+	"ttl":          {"concurrency"},
+	"align":        {"fixed_window"},
+	"time_zone":    {"fixed_window"},
+	"anchor":       {"fixed_window"},
+	"carry_debt":   {"fixed_window"},
+	"slots":        {"sliding_window"},
+	"max_log":      {"sliding_log"},
+	"capacity":     {"token_bucket", "leaky_bucket"},
+	"count_denied": algorithmWords[:4], // windows and the log
+}
+
+// uses says whether an algorithm has a parameter.
 func uses(a algo.Algorithm, parameter string) bool {
-	switch parameter {
-	case "window":
-		return a != algo.Concurrency
-	case "ttl":
-		return a == algo.Concurrency
-	case "align", "time_zone", "anchor", "carry_debt":
-		return a == algo.FixedWindow
-	case "max_debt":
-		return a != algo.Concurrency
-	case "slots":
-		return a == algo.SlidingWindow
-	case "max_log":
-		return a == algo.SlidingLog
-	case "capacity":
-		return a == algo.TokenBucket || a == algo.LeakyBucket
-	case "count_denied":
-		return a == algo.FixedWindow || a == algo.SlidingWindow || a == algo.SlidingCounter || a == algo.SlidingLog
-	}
-	return true
+	list, some := takers[parameter]
+	return !some || slices.Contains(list, a.String())
 }
 
 // Load reads and parses a regular file. The error is Errors when the file could be read. Otherwise it names the file:
@@ -100,7 +96,6 @@ func Load(name string) (*Set, error) {
 // only when that limit is valid.
 func Parse(file string, data []byte) (*Set, error) {
 	d := &decoder{Decoder: strictyaml.New(file, data)}
-	d.OtherName = otherName
 	policies := d.file(d.Root())
 	if err := d.Err(); err != nil {
 		return nil, err
@@ -108,11 +103,8 @@ func Parse(file string, data []byte) (*Set, error) {
 	return newSet(policies), nil
 }
 
-func (d *decoder) file(root *yaml.Node) []*Policy {
-	if root == nil {
-		return nil
-	}
-	top, _ := d.Fields(root, "", []string{"policies"}, "policies")
+func (d *decoder) file(root strictyaml.Field) []*Policy {
+	top, _ := d.Fields(root, []string{"policies"}, "policies")
 	var policies []*Policy
 	lines := make(map[string]int)
 	for f := range d.Maps(top.Field("policies"), "policies", policyFields, "overrides") {
@@ -132,101 +124,73 @@ func (d *decoder) file(root *yaml.Node) []*Policy {
 
 // policy compiles one policy. The result is usable only if no mistake was found.
 func (d *decoder) policy(f strictyaml.Fields) *Policy {
-	p := &Policy{Line: f.At.Line, fields: strictyaml.Fields{Path: f.Path, List: f.Only(limitFields)}}
-	p.Name = d.name(d.Required(f, "name", "login"))
-	p.Shadow = d.Flag(f, "shadow")
-	may, given := d.Boolean(f.Field("lend"))
-	p.NoLend = given && !may
-	ok := d.limitsOf(f, p)
+	p := &Policy{Line: f.At.Line, fields: strictyaml.Fields{Path: f.Path, List: f.Only(limitFields...)}}
+	name := d.Required(f, "name", "login")
+	var ok bool
+	if p.Name, ok = d.Text(name, 0, strictyaml.MaxFile); ok && !limit.ValidPolicyName(p.Name) {
+		d.Fail(name.Node, name.Path, "must have 1 to %d characters of A-Z a-z 0-9 . _ -", limit.MaxPolicyName)
+		p.Name = ""
+	}
+	p.Shadow = d.Boolean(f.Field("shadow"))
+	if lend := f.Field("lend"); lend.Given() {
+		p.NoLend = !d.Boolean(lend)
+	}
+	ok = d.limitsOf(f, p)
 	d.candidate(f.Field("candidate"), p, ok)
 	d.guarantees(f, p)
 	d.budget(f, p)
-	p.MaxKeys, _ = d.Integer(f.Field("max_keys"), 1, 1<<40)
-	p.MaxMemory, _ = d.size(f.Field("max_memory"))
+	p.MaxKeys = d.Integer(f.Field("max_keys"), 1, 1<<40)
+	p.MaxMemory = d.size(f.Field("max_memory"))
 	d.overrides(f, p, ok)
+	p.WarnAt = d.share(f.Field("warn_at"))
+	d.ban(f.Field("ban"), p)
 	limited := !ok || p.Limits != nil || slices.ContainsFunc(p.overrides, func(r Rule) bool { return r.Limits != nil })
-	if share, given := f.Get("warn_at"); given {
-		p.WarnAt, _ = d.share(share)
-		d.needsLimit(share, limited)
-	}
-	if ban, given := f.Get("ban"); given {
-		d.ban(ban, p)
-		d.needsLimit(ban, limited)
+	for _, one := range f.Only("warn_at", "ban") {
+		if !limited {
+			d.Fail(one.Key, one.Path, "has no effect: neither the policy nor an override has a limit: remove it")
+		}
 	}
 	p.index()
 	return p
 }
 
-// needsLimit rejects a field when neither the policy nor an override has a limit.
-func (d *decoder) needsLimit(f strictyaml.Field, limited bool) {
-	if !limited {
-		d.Fail(f.Key, f.Path, "has no effect: neither the policy nor an override has a limit: remove it")
-	}
-}
-
 // ban reads how long a key is banned. The policy's rules must have been read.
 func (d *decoder) ban(f strictyaml.Field, p *Policy) {
-	p.Ban, _ = d.duration(f)
-	if counts(p.Limits) || counts(p.Candidate) ||
-		slices.ContainsFunc(p.overrides, func(r Rule) bool { return counts(r.Limits) }) {
+	p.Ban = d.duration(f)
+	if f.Given() && (counts(p.Limits) || counts(p.Candidate) ||
+		slices.ContainsFunc(p.overrides, func(r Rule) bool { return counts(r.Limits) })) {
 		d.Fail(f.Key, f.Path, "stands beside count_denied, which makes refusals last in another way: use one of them")
 	}
 }
 
-func (d *decoder) name(f strictyaml.Field) string {
-	name, ok := d.Text(f)
-	if !ok {
-		return ""
-	}
-	bad := strings.IndexFunc(name, func(r rune) bool { return !limit.InPolicyName(r) })
-	switch {
-	case name == "":
-		d.Fail(f.Node, f.Path, "is empty: give the policy a name")
-	case bad >= 0:
-		r, _ := utf8.DecodeRuneInString(name[bad:])
-		d.Fail(f.Node, f.Path, "contains %q: a name is made of letters A to Z and a to z, digits and . _ -", r)
-	case len(name) > limit.MaxPolicyName:
-		d.Fail(f.Node, f.Path, "has %d characters: at most %d are allowed", len(name), limit.MaxPolicyName)
-	default:
-		return name
-	}
-	return ""
-}
-
 // limitsOf sets the policy's own limits, and says whether they are valid.
 func (d *decoder) limitsOf(f strictyaml.Fields, p *Policy) bool {
-	if list, several := f.Get("limits"); several {
-		beside := f.Only(ownParameters)
-		for _, own := range beside {
+	before := d.Count()
+	one := strictyaml.Fields{Path: f.Path, At: f.At, List: f.Only(limitParameters...)}
+	switch list := f.Field("limits"); {
+	case list.Given():
+		for _, own := range f.Only(ownParameters...) {
 			d.Fail(own.Key, own.Path, "stands beside limits: write it for each of the limits, or leave limits out")
 		}
-		limits, ok := d.limits(list, f, true)
-		if ok {
-			p.Limits, p.own, p.Concurrency = limits, Rule{Limits: limits}, leases(limits)
+		if p.Limits = d.limits(list, f, true); p.Limits != nil {
+			p.own, p.Concurrency = Rule{Limits: p.Limits}, leases(p.Limits)
 		}
-		return ok && len(beside) == 0
-	}
-	one := strictyaml.Fields{Path: f.Path, At: f.At, List: f.Only(limitParameters)}
-	if len(one.List) == 0 {
+	case len(one.List) == 0:
 		d.Fail(f.At, strictyaml.Join(f.Path, "limit"),
 			"is missing: add algorithm, limit and window, or several limits, such as limits: [10/1s, 1000/1h], or limit: -1 for no limit but those of overrides")
-		return false
+	default:
+		l, ok := d.limit(one, 0)
+		if p.Concurrency = l.Algorithm == algo.Concurrency; ok {
+			p.own = ruleOf(l)
+			p.Limits = p.own.Limits
+		}
 	}
-	l, ok := d.limit(one)
-	p.Concurrency = l.Algorithm == algo.Concurrency
-	if ok {
-		p.own = ruleOf(l)
-		p.Limits = p.own.Limits
-	}
-	return ok
+	return d.Count() == before
 }
 
 // candidate reads the policy's candidate; right says whether the policy's own limits are valid.
 func (d *decoder) candidate(one strictyaml.Field, p *Policy, right bool) {
-	if one.Node == nil {
-		return
-	}
-	f, ok := d.Fields(one.Node, one.Path, slices.Concat(limitParameters, []string{"limits"}))
+	f, ok := d.Fields(one, limitFields)
 	if !ok {
 		return
 	}
@@ -280,77 +244,45 @@ func (d *decoder) overrides(policy strictyaml.Fields, p *Policy, right bool) {
 }
 
 // subject returns the field with the key or prefix of an override.
-func (d *decoder) subject(f strictyaml.Fields) (strictyaml.Field, bool) {
-	key, hasKey := f.Get("key")
-	prefix, hasPrefix := f.Get("prefix")
-	subject := key
-	switch {
-	case hasKey && hasPrefix:
-		d.Fail(prefix.Key, prefix.Path, "stands beside key: an override is for one key or for one prefix")
-		return subject, false
-	case hasPrefix:
-		subject = prefix
-	case !hasKey:
-		d.Fail(f.At, strictyaml.Join(f.Path, "key"), "is missing: add key: or prefix: to say what the override is for")
+func (d *decoder) subject(f strictyaml.Fields) (subject strictyaml.Field, ok bool) {
+	either := f.Only("key", "prefix")
+	if len(either) != 1 {
+		d.Fail(f.At, f.Path, "must have either key or prefix, to say what the override is for")
 		return subject, false
 	}
-	text, ok := d.Text(subject)
-	switch {
-	case !ok:
-	case text == "" && hasPrefix:
-		d.Fail(subject.Node, subject.Path, "is empty: what is for every key belongs into the policy itself")
-	case text == "":
-		d.Fail(subject.Node, subject.Path, "is empty: a key has 1 to %d bytes", maxKey)
-	case len(text) > maxKey:
-		d.Fail(subject.Node, subject.Path, "has %d bytes: at most %d are allowed", len(text), maxKey)
-	default:
-		return subject, true
-	}
-	return subject, false
+	_, ok = d.Text(either[0], 1, maxKey)
+	return either[0], ok
 }
 
 // override compiles the limits of an override.
-func (d *decoder) override(f strictyaml.Fields, policy strictyaml.Fields, p *Policy, right bool) Rule {
-	own := f.Only(ownParameters)
-	limits, several := f.Get("limits")
-	var said []strictyaml.Field // one field of each kind that the override has
-	if len(own) > 0 {
-		said = append(said, own[0])
-	}
-	said = append(said, f.Only([]string{"limits", "unlimited", "blocked"})...)
-	if len(said) == 0 {
-		d.Fail(f.At, f.Path, "changes nothing: add limit, limits, unlimited: true or blocked: true")
-		return Rule{}
-	}
-	for _, more := range said[1:] {
-		d.Fail(more.Key, more.Path, "stands beside %s: an override has one of limit, limits, unlimited and blocked",
-			said[0].Name)
-	}
-	var rule Rule
-	for _, word := range f.Only([]string{"unlimited", "blocked"}) {
-		if v, ok := d.Boolean(word); ok && !v {
-			d.Fail(word.Node, word.Path, "can only be true: remove it")
-		}
-		rule.Unlimited = rule.Unlimited || word.Name == "unlimited"
-		rule.Blocked = rule.Blocked || word.Name == "blocked"
-	}
-	if several {
-		list, ok := d.limits(limits, policy, false)
-		if ok && right && leases(list) != p.Concurrency {
-			d.Fail(limits.Node, limits.Path, "must count as the policy does: concurrency and other limits do not mix")
-		}
-		rule.Limits = list
+func (d *decoder) override(f strictyaml.Fields, policy strictyaml.Fields, p *Policy, right bool) (rule Rule) {
+	own, words := f.Only(ownParameters...), f.Only("limits", "unlimited", "blocked")
+	if min(len(own), 1)+len(words) != 1 {
+		d.Fail(f.At, f.Path, "must have one of limit, limits, unlimited: true and blocked: true")
+		return rule
 	}
 	if len(own) > 0 {
-		rule = d.changed(f, own, policy, p, right)
+		return d.changed(f, own, policy, p, right)
 	}
+	word := words[0]
+	if word.Name == "limits" {
+		rule.Limits = d.limits(word, policy, false)
+		if rule.Limits != nil && right && leases(rule.Limits) != p.Concurrency {
+			d.Fail(word.Node, word.Path, "must count as the policy does: concurrency and other limits do not mix")
+		}
+		return rule
+	}
+	if !d.Boolean(word) {
+		d.Fail(word.Node, word.Path, "can only be true: remove it")
+	}
+	rule.Unlimited, rule.Blocked = word.Name == "unlimited", word.Name == "blocked"
 	return rule
 }
 
 // changed compiles an override that changes parameters of the policy's only limit.
 func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy strictyaml.Fields, p *Policy,
 	right bool) Rule {
-	if policy.Has("limits") {
+	if policy.Field("limits").Given() {
 		d.Fail(own[0].Key, own[0].Path, "cannot change a policy of several limits: write limits here too")
 		return Rule{}
 	}
@@ -358,25 +290,25 @@ func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy st
 		return Rule{} // the policy has a mistake that must be corrected first
 	}
 	merged := strictyaml.Fields{Path: f.Path, At: f.At, List: own}
-	if number, given := merged.Get("limit"); given && !policy.Has("algorithm") && !isUnlimited(number.Node) {
-		d.Fail(number.Node, strictyaml.Join(policy.Path, "algorithm"),
-			"is missing: the policy itself is unlimited, but this limit needs one: add it there, or write limits: [10/1m] in the override")
+	number := merged.Field("limit")
+	if number.Given() && !policy.Field("algorithm").Given() && !isUnlimited(number.Node) {
+		d.Fail(number.Node, number.Path,
+			"needs the algorithm of the policy, which is unlimited and has none: add it there, or write limits: [10/1m] here")
 		return Rule{}
 	}
-	for _, one := range policy.Only(limitParameters) {
-		if !merged.Has(one.Name) {
+	for _, one := range policy.Only(limitParameters...) {
+		if !merged.Field(one.Name).Given() {
 			merged.List = append(merged.List, one)
 		}
 	}
-	l, ok := d.limit(merged)
+	l, ok := d.limit(merged, 0)
 	if !ok {
 		return Rule{}
 	}
 	// A bucket admits up to its capacity at once. A higher limit alone would not change that.
-	raised, given := strictyaml.Fields{List: own}.Get("limit")
-	if given && !(strictyaml.Fields{List: own}).Has("capacity") && l.Capacity != 0 &&
+	if number.Given() && !f.Field("capacity").Given() && l.Capacity != 0 &&
 		l.Limit > max(l.Capacity, p.Limits[0].Limit) {
-		d.Fail(raised.Node, raised.Path, "is above the policy's capacity, %d, which it keeps: write capacity here too",
+		d.Fail(number.Node, number.Path, "is above the policy's capacity, %d, which it keeps: write capacity here too",
 			l.Capacity)
 		return Rule{}
 	}
@@ -384,163 +316,135 @@ func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy st
 }
 
 // limits compiles a list of limits. Each may be in the short notation. A limit takes the shared parameters that it does
-// not have itself from the policy. With check, a shared parameter that no limit takes is a mistake.
-func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check bool) (algo.Limits, bool) {
-	nodes, ok := d.Items(list, "limits, such as [10/1s, 1000/1h]")
-	if !ok {
-		return nil, false
-	}
-	if len(nodes) == 0 {
-		d.Fail(list.Node, list.Path, "is empty: write at least one limit, such as 10/1s")
-		return nil, false
-	}
-	if len(nodes) > algo.MaxLimits {
-		d.Fail(nodes[algo.MaxLimits], list.Path, "has %d limits: at most %d are allowed", len(nodes), algo.MaxLimits)
-		ok = false
-	}
-	shared := policy.Only(sharedParameters)
-	used := make(map[string]bool)
+// not have itself from the policy. With check, a shared parameter that no limit takes is a mistake. It returns nil when
+// a limit is invalid.
+func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check bool) algo.Limits {
+	before := d.Count()
+	shared, used := policy.Only(sharedParameters...), make(map[string]bool)
 	var limits algo.Limits
-	for i, n := range nodes {
-		path := strictyaml.Element(list.Path, i)
-		if !d.Visit(n, path) {
-			return nil, false
-		}
-		l, good := d.limitAt(strictyaml.Value(n), path, shared, used)
-		ok = ok && good
-		limits = append(limits, l)
+	for one := range d.Elements(list, "limits, such as [10/1s, 1000/1h]") {
+		limits = append(limits, d.limitAt(one, shared, used))
 	}
-	if !ok {
-		return nil, false
+	if d.Count() > before {
+		return nil
 	}
-	if check {
-		for _, s := range shared {
-			if !used[s.Name] {
-				d.Fail(s.Key, s.Path, "has no effect: none of the limits takes it from here")
-			}
+	for _, s := range shared {
+		if check && !used[s.Name] {
+			d.Fail(s.Key, s.Path, "has no effect: none of the limits takes it from here")
 		}
 	}
-	if err := limits.Validate(); err != nil {
-		// Each limit is valid, so that the error is about one that does not fit the others.
-		wrong := err.(*algo.FieldError)
-		for i, n := range nodes {
-			if field, ok := strings.CutPrefix(wrong.Field, strictyaml.Element("limits", i)+"."); ok {
-				d.Fail(strictyaml.Value(n), strictyaml.Join(strictyaml.Element(list.Path, i), field), "%s",
-					wrong.Message)
-			}
-		}
-		return nil, false
+	// Each limit is valid, so that the error is about their number, or about one that does not fit the others.
+	if wrong, bad := limits.Validate().(*algo.FieldError); bad {
+		d.Fail(list.Node, strings.TrimSuffix(list.Path, "limits")+wrong.Field, "%s", wrong.Message)
+		return nil
 	}
-	return limits, true
+	return limits
 }
 
 // limitAt compiles one element of a list of limits. It notes in used which of the shared parameters the element has
 // taken.
-func (d *decoder) limitAt(n *yaml.Node, path string, shared []strictyaml.Field,
-	used map[string]bool) (algo.Limit, bool) {
-	var f strictyaml.Fields
-	var ok bool
-	if n.Kind == yaml.ScalarNode {
-		if f, ok = d.rate(n, path); !ok {
-			return algo.Limit{}, false
-		}
-	} else if f, ok = d.Fields(n, path, limitParameters); !ok {
-		return algo.Limit{}, false
+func (d *decoder) limitAt(one strictyaml.Field, shared []strictyaml.Field, used map[string]bool) (l algo.Limit) {
+	f, ok := strictyaml.Fields{}, false
+	if one.Node.Kind == yaml.ScalarNode {
+		f, ok = d.rate(one)
+	} else {
+		f, ok = d.Fields(one, limitParameters)
 	}
-	algorithm, given := f.Get("algorithm")
-	if !given {
-		algorithm, given = strictyaml.Fields{List: shared}.Get("algorithm")
+	if !ok {
+		return l
 	}
-	if !given {
-		// Without an algorithm a list has the exact one.
-		algorithm = strictyaml.Field{Name: "algorithm", Path: path, Key: n, Node: &yaml.Node{
-			Kind: yaml.ScalarNode, Tag: "!!str", Value: algo.SlidingLog.String(), Line: n.Line, Column: n.Column,
-		}}
-		f.List = append(f.List, algorithm)
+	named := f.Field("algorithm")
+	if !named.Given() {
+		named = strictyaml.Fields{List: shared}.Field("algorithm")
 	}
-	var a algo.Algorithm
-	if algorithm.Node != nil {
-		a, _ = algo.ParseAlgorithm(algorithm.Node.Value)
+	a := algo.SlidingLog // the exact one, without an algorithm
+	if named.Node != nil {
+		a, _ = algo.ParseAlgorithm(named.Node.Value)
 	}
 	for _, s := range shared {
-		if !f.Has(s.Name) && (a == 0 || uses(a, s.Name)) {
+		if !f.Field(s.Name).Given() && (a == 0 || uses(a, s.Name)) {
 			used[s.Name] = true
 			f.List = append(f.List, s)
 		}
 	}
-	l, ok := d.limit(f)
-	if ok && l.Limit == algo.Unlimited {
-		d.Fail(n, path, "is unlimited, which has no effect in a list: remove it, or write limit: -1 in place of the list")
-		return l, false
+	if l, ok = d.limit(f, a); ok && l.Limit == algo.Unlimited {
+		d.Fail(one.Node, one.Path,
+			"is unlimited, which has no effect in a list: remove it, or write limit: -1 in place of the list")
 	}
-	return l, ok
+	return l
 }
 
-// rate converts the short notation to the fields that it stands for, with the positions of its parts.
-func (d *decoder) rate(n *yaml.Node, path string) (strictyaml.Fields, bool) {
+// rate converts the short notation to the fields that it stands for.
+func (d *decoder) rate(one strictyaml.Field) (strictyaml.Fields, bool) {
+	n := one.Node
 	limit, window, cut := strings.Cut(n.Value, "/")
 	if n.Tag != "!!str" || !cut {
-		d.Fail(n, path, "must be a rate or a map of fields, not %s: %s", strictyaml.Kind(n), rateHint)
+		d.Fail(n, one.Path, "must be a rate or a map of fields, not %s: %s", strictyaml.Kind(n), rateHint)
 		return strictyaml.Fields{}, false
 	}
-	part := func(name, tag, text string, column int) strictyaml.Field {
-		at := &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: text, Line: n.Line, Column: column}
-		return strictyaml.Field{Name: name, Path: strictyaml.Join(path, name), Key: at, Node: at}
+	part := func(name, tag, text string) strictyaml.Field {
+		at := &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: text, Line: n.Line, Column: n.Column}
+		return strictyaml.Field{Name: name, Path: strictyaml.Join(one.Path, name), Key: at, Node: at}
 	}
-	column, second := n.Column, n.Column
-	switch n.Style {
-	case 0:
-		second += utf8.RuneCountInString(limit) + 1
-	case yaml.SingleQuotedStyle, yaml.DoubleQuotedStyle:
-		column, second = column+1, second+utf8.RuneCountInString(limit)+2
-	}
-	return strictyaml.Fields{Path: path, At: n, List: []strictyaml.Field{
-		part("limit", "!!int", limit, column), part("window", "!!str", window, second),
+	return strictyaml.Fields{Path: one.Path, At: n, List: []strictyaml.Field{
+		part("limit", "!!int", limit), part("window", "!!str", window),
 	}}, true
 }
 
-// limit compiles one limit from its parameters. It sets the algorithm if that is known, even when another parameter is
-// invalid.
-func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
-	ok = true
-	number, given := f.Get("limit")
-	if given {
-		l.Limit, ok = d.units(number)
-	} else {
-		d.Missing(f, "limit", "100")
-		ok = false
+// limit compiles one limit from its parameters. Its algorithm is otherwise if it names none; 0: it must. It sets the
+// algorithm if that is known, even when another parameter is invalid.
+func (d *decoder) limit(f strictyaml.Fields, otherwise algo.Algorithm) (l algo.Limit, ok bool) {
+	before := d.Count()
+	l.Algorithm = otherwise
+	number := d.Required(f, "limit", "100")
+	// An unlimited limit has no state. Its other parameters must be valid, and none is required.
+	off := isUnlimited(number.Node)
+	needed := func(name, example string) strictyaml.Field {
+		if off {
+			return f.Field(name)
+		}
+		return d.Required(f, name, example)
 	}
-	// An unlimited limit has no state. Its other parameters must be valid, none is required, and those about counting
-	// are mistakes.
-	off := l.Limit == algo.Unlimited
-	if a, given := f.Get("algorithm"); given {
-		name, good := d.Choice(a, algorithmWords...)
-		l.Algorithm, _ = algo.ParseAlgorithm(name)
-		ok = ok && good
-	} else if !off {
-		d.Missing(f, "algorithm", "sliding_log")
-		ok = false
+	if off {
+		l.Limit = algo.Unlimited
+	} else {
+		l.Limit = d.Integer(number, 1, algo.MaxLimit)
+	}
+	if otherwise == 0 || f.Field("algorithm").Given() {
+		l.Algorithm, _ = algo.ParseAlgorithm(d.Choice(needed("algorithm", "sliding_log"), algorithmWords...))
 	}
 	for _, one := range f.List {
 		if l.Algorithm != 0 && !uses(l.Algorithm, one.Name) {
-			d.misplaced(one, l.Algorithm)
-			ok = false
+			d.Fail(one.Key, one.Path, "is a parameter of %s, not of %v: remove it",
+				strings.Join(takers[one.Name], ", "), l.Algorithm)
 		}
 	}
-	shaped := d.shape(f, &l, off)
-	counted := d.numbers(f, &l)
-	if off && !d.unlimited(f, &l) {
-		ok = false
+	switch calendar := d.Choice(f.Field("align"), "first_hit", "calendar") == "calendar"; {
+	case l.Algorithm == algo.Concurrency, f.Field("ttl").Given():
+		l.Window = d.duration(needed("ttl", "30s"))
+	case calendar:
+		l.Period, _ = algo.ParsePeriod(d.Choice(needed("window", "day"), periodWords...))
+	default:
+		l.Window = d.duration(needed("window", "1m"))
 	}
-	if !ok || !shaped || !counted || off {
-		return l, ok && shaped && counted
+	l.Anchor, l.Zone = int8(d.Integer(f.Field("anchor"), 1, 31)), d.zone(f.Field("time_zone"))
+	l.Capacity = d.Integer(f.Field("capacity"), 1, algo.MaxLimit)
+	l.Slots = int32(d.Integer(f.Field("slots"), 1, algo.MaxSlots))
+	l.MaxLog = d.Integer(f.Field("max_log"), 1, algo.MaxLimit)
+	l.MaxDebt = d.Integer(f.Field("max_debt"), 1, algo.MaxLimit)
+	l.CarryDebt, l.CountDenied = d.Boolean(f.Field("carry_debt")), d.Boolean(f.Field("count_denied"))
+	if off {
+		d.unlimited(f)
+	}
+	if off || d.Count() > before {
+		return l, d.Count() == before
 	}
 	// The conditions on several parameters are package algo's.
 	wrong, bad := l.Validate().(*algo.FieldError)
 	if bad {
 		at, path := f.At, strictyaml.Join(f.Path, wrong.Field)
 		// A field that the limit has taken from another place in the file may be valid there.
-		if one, given := f.Get(wrong.Field); given && one.Node != nil && strings.HasPrefix(one.Path, f.Path) {
+		if one := f.Field(wrong.Field); one.Given() && strings.HasPrefix(one.Path, f.Path) {
 			at, path = one.Node, one.Path
 		}
 		d.Fail(at, path, "%s", wrong.Message)
@@ -548,198 +452,74 @@ func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 	return l, !bad
 }
 
-// unlimited rejects parameters that package algo does not allow in an unlimited limit. An unlimited override does not
-// take them from its policy.
-func (d *decoder) unlimited(f strictyaml.Fields, l *algo.Limit) bool {
-	ok := true
-	for _, one := range f.Only([]string{"capacity", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}) {
-		switch {
-		case one.Node == nil: // it has no value, which is a mistake already
-		case one.Name == "count_denied" && !l.CountDenied, one.Name == "carry_debt" && !l.CarryDebt: // the default
-		case !strings.HasPrefix(one.Path, f.Path): // taken from the policy
-		case l.Algorithm != 0 && !uses(l.Algorithm, one.Name): // rejected for that already
-		default:
+// unlimited rejects parameters about counting in an unlimited limit. An unlimited override does not take them from its
+// policy.
+func (d *decoder) unlimited(f strictyaml.Fields) {
+	for _, one := range f.Only("capacity", "slots", "count_denied", "max_log", "carry_debt", "max_debt") {
+		if one.Node != nil && one.Node.Value != "false" && strings.HasPrefix(one.Path, f.Path) {
 			d.Fail(one.Key, one.Path, "is for a limit, and this one is unlimited: remove it")
-			ok = false
 		}
 	}
-	return ok
-}
-
-// units reads a number of units, or -1 for unlimited.
-func (d *decoder) units(f strictyaml.Field) (int64, bool) {
-	if isUnlimited(f.Node) {
-		return algo.Unlimited, true
-	}
-	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Value == "unlimited" {
-		d.Fail(n, f.Path, "must be a whole number: write -1 for unlimited")
-		return 0, false
-	}
-	return d.Integer(f, 1, algo.MaxLimit)
 }
 
 func isUnlimited(n *yaml.Node) bool {
 	return n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!int" && n.Value == "-1"
 }
 
-func (d *decoder) misplaced(f strictyaml.Field, a algo.Algorithm) {
-	switch f.Name {
-	case "window":
-		d.Fail(f.Key, f.Path, "is no parameter of concurrency: write ttl, the longest life of a lease")
-	case "ttl":
-		d.Fail(f.Key, f.Path, "is a parameter of concurrency, not of %v: write window", a)
-	default:
-		var with []string
-		for _, name := range algorithmWords {
-			if other, _ := algo.ParseAlgorithm(name); uses(other, f.Name) {
-				with = append(with, name)
-			}
-		}
-		d.Fail(f.Key, f.Path, "is a parameter of %s, not of %v: remove it", strings.Join(with, ", "), a)
-	}
-}
-
-// shape reads the time over which a limit counts: a window, a calendar period or the ttl of leases.
-func (d *decoder) shape(f strictyaml.Fields, l *algo.Limit, off bool) bool {
-	ok, calendar := true, false
-	if align, given := f.Get("align"); given {
-		word, good := d.Choice(align, "first_hit", "calendar")
-		calendar, ok = word == "calendar", good
-	}
-	window, hasWindow := f.Get("window")
-	ttl, hasTTL := f.Get("ttl")
-	good := true
-	switch {
-	case hasWindow && calendar:
-		var word string
-		word, good = d.Choice(window, periodWords...)
-		l.Period, _ = algo.ParsePeriod(word)
-	case hasWindow:
-		l.Window, good = d.duration(window)
-	case hasTTL:
-		l.Window, good = d.duration(ttl)
-	case off:
-	case l.Algorithm == algo.Concurrency:
-		d.Missing(f, "ttl", "30s")
-		good = false
-	case calendar:
-		d.Missing(f, "window", "day")
-		good = false
-	default:
-		d.Missing(f, "window", "1m")
-		good = false
-	}
-	ok = ok && good
-	if anchor, given := f.Get("anchor"); given {
-		var day int64
-		day, good = d.Integer(anchor, 1, 31)
-		ok = ok && good
-		if l.Anchor = int8(day); good && ok && l.Period != algo.Month &&
-			(l.Algorithm == algo.FixedWindow || l.Algorithm == 0) {
-			d.Fail(anchor.Key, anchor.Path,
-				"is the day on which a calendar month begins: add align: calendar and window: month, or remove it")
-			ok = false
-		}
-	}
-	if zone, given := f.Get("time_zone"); given {
-		l.Zone, good = d.zone(zone)
-		ok = ok && good
-		if !calendar && (l.Algorithm == algo.FixedWindow || l.Algorithm == 0) {
-			d.Fail(zone.Key, zone.Path, "has no effect without align: calendar: add that, or remove the time zone")
-			ok = false
-		}
-	}
-	return ok
-}
-
-// numbers reads the parameters that are numbers and booleans.
-func (d *decoder) numbers(f strictyaml.Fields, l *algo.Limit) bool {
-	ok := true
-	integer := func(name string, most int64) int64 {
-		one, given := f.Get(name)
-		v, good := d.Integer(one, 1, most)
-		ok = ok && (good || !given)
-		return v
-	}
-	flag := func(name string) bool {
-		one, given := f.Get(name)
-		v, good := d.Boolean(one)
-		ok = ok && (good || !given)
-		return v
-	}
-	l.Capacity, l.Slots = integer("capacity", algo.MaxLimit), int32(integer("slots", algo.MaxSlots))
-	l.MaxLog, l.MaxDebt = integer("max_log", algo.MaxLimit), integer("max_debt", algo.MaxLimit)
-	l.CarryDebt, l.CountDenied = flag("carry_debt"), flag("count_denied")
-	return ok
+// enum reads a value of an enumeration, whose names are in the order of its values.
+func enum[E ~uint8](d *decoder, f strictyaml.Field, names []string) E {
+	return E(max(slices.Index(names, d.Choice(f, names...)), 0))
 }
 
 // guarantees reads the behaviour when nodes or connections between them fail. limitsOf must have set p.Concurrency.
 func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
+	before := d.Count()
 	consistency, durability, onError := f.Field("consistency"), f.Field("durability"), f.Field("on_error")
-	level, _ := d.Choice(consistency, "available", "strict")
-	copies, _ := d.Choice(durability, "none", "async", "escrow", "sync")
-	answer, _ := d.Choice(onError, "open", "closed", "share")
-	start, _ := d.Choice(f.Field("cold_start"), "open", "closed")
-	p.Strict = level == "strict"
-	for _, v := range []Durability{None, Escrow, Sync} {
-		if copies == v.String() {
-			p.Durability = v
-		}
+	persist := f.Field("persist")
+	p.Strict = d.Choice(consistency, "available", "strict") == "strict"
+	p.Durability = enum[Durability](d, durability, durabilityWords)
+	p.OnError = enum[OnError](d, onError, onErrorWords)
+	p.ColdStart = enum[ColdStart](d, f.Field("cold_start"), coldStartWords)
+	p.Persist = d.Boolean(persist)
+	if d.Count() > before {
+		return
 	}
-	if answer == "closed" || p.Strict {
-		p.OnError = Closed
+	if p.OnError == Share && p.Concurrency {
+		d.Fail(onError.Node, onError.Path,
+			"share is not for concurrency: a lease that nobody but the asked node knows cannot be renewed or released")
 	}
-	if answer == "share" && !p.Strict {
-		p.OnError = Share
-		if p.Concurrency {
-			d.Fail(onError.Node, onError.Path,
-				"share is not for concurrency: a lease that nobody but the asked node knows cannot be renewed or released")
-		}
-	}
-	if start == "closed" {
-		p.ColdStart = ColdClosed
-	}
-	d.persist(f, p)
 	if p.Concurrency && p.Durability == Escrow {
 		d.Fail(durability.Node, durability.Path,
 			"escrow is not for concurrency: leases used up ahead could never be released: use sync")
 	}
+	if p.Persist {
+		p.persist = d.need(persist,
+			"true needs a data directory, in which this node keeps counters: give data-dir, or leave persist out")
+	}
 	if !p.Strict {
 		return
 	}
-	p.strict = &Error{File: d.File, Line: consistency.Node.Line, Column: consistency.Node.Column,
-		Field:   consistency.Path,
-		Message: "strict needs voters: give all nodes the same voters, or use available"}
-	if answer == "open" || answer == "share" {
-		d.Fail(onError.Node, onError.Path, "%s would admit what strict must not: use closed, the default under strict",
-			answer)
+	p.strict = d.need(consistency, "strict needs voters: give all nodes the same voters, or use available")
+	if p.Persist {
+		d.Fail(persist.Node, persist.Path,
+			"true is not for consistency: strict: which disk has the last counts is not known there; leave one of the two out")
 	}
-	enough := "escrow or sync"
-	if p.Concurrency {
-		enough = "sync"
+	if onError.Given() && p.OnError != Closed {
+		d.Fail(onError.Node, onError.Path, "%v would admit what strict must not: use closed, the default under strict",
+			p.OnError)
 	}
-	switch {
-	case !f.Has("durability"):
-		d.Fail(consistency.Node, consistency.Path,
-			"strict needs a durability of %s, and the default is async: add it, such as durability: sync", enough)
-	case copies == "none", copies == "async":
-		d.Fail(durability.Node, durability.Path, "%s is too little for consistency: strict: use %s", copies, enough)
+	p.OnError = Closed
+	if p.Durability == Async || p.Durability == None {
+		enough := "escrow or sync"
+		if p.Concurrency {
+			enough = "sync"
+		}
+		d.Fail(cmp.Or(durability.Node, consistency.Node), strictyaml.Join(f.Path, "durability"),
+			"%v is too little for consistency: strict: use %s", p.Durability, enough)
 	}
 }
 
-// persist reads whether nodes keep the policy's counters on disk. guarantees must have set p.Strict.
-func (d *decoder) persist(f strictyaml.Fields, p *Policy) {
-	one, given := f.Get("persist")
-	if !given {
-		return
-	}
-	if p.Persist, _ = d.Boolean(one); !p.Persist {
-		return
-	}
-	p.persist = &Error{File: d.File, Line: one.Node.Line, Column: one.Node.Column, Field: one.Path,
-		Message: "true needs a data directory, in which this node keeps counters: give data-dir, or leave persist out"}
-	if p.Strict {
-		d.Fail(one.Node, one.Path,
-			"true is not for consistency: strict: which disk has the last counts is not known there; leave one of the two out")
-	}
+// need returns the mistake that a field is on a node without what it needs.
+func (d *decoder) need(f strictyaml.Field, message string) *Error {
+	return &Error{File: d.File, Line: f.Node.Line, Column: f.Node.Column, Field: f.Path, Message: message}
 }

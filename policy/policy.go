@@ -36,9 +36,9 @@ const (
 )
 
 // String returns the name used in policies: "open", "closed" or "share".
-func (e OnError) String() string {
-	return nameOf("on_error", e, []string{Open: "open", Closed: "closed", Share: "share"})
-}
+func (e OnError) String() string { return nameOf("on_error", e, onErrorWords) }
+
+var onErrorWords = []string{Open: "open", Closed: "closed", Share: "share"}
 
 // Durability says what may be forgotten when the node that counts a key is lost without notice. A planned move forgets
 // nothing.
@@ -53,9 +53,9 @@ const (
 )
 
 // String returns the name used in policies.
-func (d Durability) String() string {
-	return nameOf("durability", d, []string{Async: "async", None: "none", Escrow: "escrow", Sync: "sync"})
-}
+func (d Durability) String() string { return nameOf("durability", d, durabilityWords) }
+
+var durabilityWords = []string{Async: "async", None: "none", Escrow: "escrow", Sync: "sync"}
 
 // ColdStart says how a key begins again whose count is lost, with its copies.
 type ColdStart uint8
@@ -68,9 +68,9 @@ const (
 )
 
 // String returns the name used in policies, "open" or "closed".
-func (c ColdStart) String() string {
-	return nameOf("cold_start", c, []string{ColdOpen: "open", ColdClosed: "closed"})
-}
+func (c ColdStart) String() string { return nameOf("cold_start", c, coldStartWords) }
+
+var coldStartWords = []string{ColdOpen: "open", ColdClosed: "closed"}
 
 // nameOf returns the name of a value of an enumeration, or its number when it has none.
 func nameOf[E ~uint8](what string, e E, names []string) string {

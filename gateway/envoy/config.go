@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -185,7 +185,7 @@ func Parse(files []File, opts Options) (*Config, error) {
 	var all strictyaml.Errors
 	for _, f := range files {
 		r := &reader{Decoder: strictyaml.New(f.Name, f.Data), config: c, opts: opts}
-		r.OtherName = otherName
+		r.Plain = true
 		r.file()
 		all = append(all, r.Sorted()...)
 	}
@@ -198,7 +198,7 @@ func Parse(files []File, opts Options) (*Config, error) {
 // Looks says whether a file looks like one of these and not like a policy file: it has a domain or descriptors, and no
 // policies before.
 func Looks(data []byte) bool {
-	root := strictyaml.New("", data).Root()
+	root := strictyaml.New("", data).Root().Node
 	if root == nil || root.Kind != yaml.MappingNode {
 		return false
 	}
@@ -213,45 +213,31 @@ func Looks(data []byte) bool {
 	return false
 }
 
-// otherName returns the field for a name that other limiters or Weir's policies use.
-func otherName(name string) string {
-	switch name {
-	case "limit", "requests", "rate":
-		return "requests_per_unit"
-	case "window", "period", "per", "interval":
-		return "unit"
-	case "shadow":
-		return "shadow_mode"
-	}
-	return ""
-}
-
 // reader reads one file.
 type reader struct {
 	*strictyaml.Decoder
 	config *Config
 	opts   Options
-	inside []*yaml.Node // the lists of descriptors around the current one
 }
 
 func (r *reader) file() {
 	root := r.Root()
-	if root == nil {
-		if !r.Full() && r.Err() == nil {
+	if root.Node == nil {
+		if r.Count() == 0 {
 			r.Add(1, 1, "domain", "is missing: add it, such as domain: edge")
 		}
 		return
 	}
-	top, ok := r.Fields(root, "", rootFields, "descriptors", "quota_buckets")
+	top, ok := r.Fields(root, rootFields, "descriptors", "quota_buckets")
 	if !ok {
 		return
 	}
-	name, given := r.domainName(top)
+	f := r.Required(top, "domain", "edge")
+	name, given := r.Text(f, 1, limit.MaxNamespace-len(limit.EnvoyNamespace))
 	mode := r.charge(top, chargeAlways)
 	d := &domain{name: name, namespace: limit.EnvoyNamespace + name, file: r.File, charge: mode,
 		node: node{children: make(map[string]*node)}}
 	if given {
-		f, _ := top.Get("domain")
 		d.line = f.Node.Line
 		if known := r.config.domains[name]; known == nil {
 			r.config.domains[name] = d
@@ -265,35 +251,6 @@ func (r *reader) file() {
 	r.quotas(top.Field("quota_buckets"), d)
 }
 
-func (r *reader) domainName(top strictyaml.Fields) (string, bool) {
-	f := r.Required(top, "domain", "edge")
-	name, ok := r.text(f)
-	switch {
-	case !ok:
-		return "", false
-	case name == "":
-		r.Fail(f.Node, f.Path, "is empty: name the domain that Envoy's filters send")
-		return "", false
-	case len(name) > limit.MaxNamespace-len(limit.EnvoyNamespace):
-		r.Fail(f.Node, f.Path, "has %d bytes, at most %d are taken", len(name),
-			limit.MaxNamespace-len(limit.EnvoyNamespace))
-		return "", false
-	}
-	return name, true
-}
-
-// plainTags are the tags of scalars that the reference reads as text, such as value: 404.
-var plainTags = []string{"!!int", "!!float", "!!bool", "!!timestamp"}
-
-// text reads a string.
-func (r *reader) text(f strictyaml.Field) (string, bool) {
-	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && slices.Contains(plainTags, n.Tag) &&
-		n.Style&yaml.TaggedStyle == 0 {
-		return n.Value, true
-	}
-	return r.Text(f)
-}
-
 // flag reads a boolean; a missing one is false. As in YAML 1.1, which the reference reads, y, yes and on are true.
 func (r *reader) flag(f strictyaml.Fields, name string) bool {
 	one := f.Field(name)
@@ -305,12 +262,11 @@ func (r *reader) flag(f strictyaml.Fields, name string) bool {
 			return false
 		}
 	}
-	return r.Flag(f, name)
+	return r.Boolean(one)
 }
 
 func (r *reader) charge(f strictyaml.Fields, otherwise charge) charge {
-	word, _ := r.Choice(f.Field("charge"), chargeWords...)
-	if i := slices.Index(chargeWords, word); i >= 0 {
+	if i := slices.Index(chargeWords, r.Choice(f.Field("charge"), chargeWords...)); i >= 0 {
 		return charge(i)
 	}
 	return otherwise
@@ -318,18 +274,10 @@ func (r *reader) charge(f strictyaml.Fields, otherwise charge) charge {
 
 // descriptors reads a list of descriptors into a node.
 func (r *reader) descriptors(list strictyaml.Field, into *node, parent string, mode charge, depth int) {
-	switch {
-	case list.Node == nil:
-		return
-	case depth > maxDepth:
+	if list.Given() && depth > maxDepth { // also an alias of a list that it is in
 		r.Fail(list.Key, list.Path, "is nested more than %d deep", maxDepth)
 		return
-	case slices.Contains(r.inside, list.Node):
-		r.Fail(list.Key, list.Path, "is an alias of a list that it is in itself")
-		return
 	}
-	r.inside = append(r.inside, list.Node)
-	defer func() { r.inside = r.inside[:len(r.inside)-1] }()
 	for f := range r.Maps(list,
 		"descriptors, such as {key: remote_address, rate_limit: {unit: second, requests_per_unit: 10}}",
 		descriptorFields,
@@ -340,14 +288,10 @@ func (r *reader) descriptors(list strictyaml.Field, into *node, parent string, m
 
 func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode charge, depth int) {
 	key := r.Required(f, "key", "remote_address")
-	name, ok := r.text(key)
-	if ok && name == "" {
-		r.Fail(key.Node, key.Path, "is empty: name the key of the descriptor's entry")
-		ok = false
-	}
+	name, ok := r.Text(key, 1, strictyaml.MaxFile)
 	own := &node{children: make(map[string]*node), file: r.File, line: f.At.Line}
-	if value, given := f.Get("value"); given {
-		text, good := r.text(value)
+	if value := f.Field("value"); value.Given() {
+		text, good := r.Text(value, 0, strictyaml.MaxFile)
 		if ok = ok && good; text != "" {
 			own.value, name = text, name+"_"+text
 		}
@@ -389,26 +333,22 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 
 // limit reads a rate_limit; nil when it is missing or invalid.
 func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
-	if at.Node == nil {
-		return nil
-	}
-	f, ok := r.Fields(at.Node, at.Path, limitFields, "replaces")
+	f, ok := r.Fields(at, limitFields, "replaces")
 	if !ok {
 		return nil
 	}
 	before := r.Count()
 	out := &rule{fullKey: fullKey}
 	out.charge = r.charge(f, mode)
-	out.name, _ = r.text(f.Field("name"))
+	out.name, _ = r.Text(f.Field("name"), 0, strictyaml.MaxFile)
 	r.replaces(f, out)
 	out.unlimited = r.flag(f, "unlimited")
-	if one, given := f.Get("policy"); given {
-		r.policy(f, one, out)
+	own := []string{"unit", "unit_multiplier", "algorithm", "capacity", "carry_debt", "max_debt"}
+	if policy := f.Field("policy"); policy.Given() {
+		out.policy = r.policyName(policy)
+		r.beside("policy", f.Only(append(own, "requests_per_unit", "unlimited")...))
 	} else if out.unlimited {
-		for _, one := range f.Only([]string{"unit", "unit_multiplier", "algorithm", "capacity", "carry_debt",
-			"max_debt"}) {
-			r.Fail(one.Key, one.Path, "stands beside unlimited: remove one of them")
-		}
+		r.beside("unlimited", f.Only(own...))
 	} else {
 		r.rate(f, out)
 	}
@@ -420,7 +360,7 @@ func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
 
 // policyName reads the name of a policy; empty when it is invalid.
 func (r *reader) policyName(f strictyaml.Field) string {
-	name, ok := r.Text(f)
+	name, ok := r.Text(f, 0, strictyaml.MaxFile)
 	if ok && !limit.ValidPolicyName(name) {
 		r.Fail(f.Node, f.Path, "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 		return ""
@@ -431,10 +371,8 @@ func (r *reader) policyName(f strictyaml.Field) string {
 func (r *reader) replaces(f strictyaml.Fields, out *rule) {
 	for entry := range r.Maps(f.Field("replaces"), "names of limits, such as {name: of_the_other}", []string{"name"}) {
 		one := r.Required(entry, "name", "of_the_other")
-		switch name, ok := r.text(one); {
+		switch name, ok := r.Text(one, 1, strictyaml.MaxFile); {
 		case !ok:
-		case name == "":
-			r.Fail(one.Node, one.Path, "is empty: name the limit that is replaced")
 		case name == out.name:
 			r.Fail(one.Node, one.Path, "is the name of this very limit, which cannot replace itself")
 		default:
@@ -443,20 +381,19 @@ func (r *reader) replaces(f strictyaml.Fields, out *rule) {
 	}
 }
 
-// policy reads a limit that is a policy's.
-func (r *reader) policy(f strictyaml.Fields, one strictyaml.Field, out *rule) {
-	out.policy = r.policyName(one)
-	for _, beside := range f.Only([]string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "algorithm",
-		"capacity", "carry_debt", "max_debt"}) {
-		r.Fail(beside.Key, beside.Path, "stands beside policy, which says what the limit is: remove one of them")
+// beside rejects fields that do not go with the one of a name.
+func (r *reader) beside(name string, fields []strictyaml.Field) {
+	for _, one := range fields {
+		r.Fail(one.Key, one.Path, "stands beside %s: remove one of them", name)
 	}
 }
 
 // rate reads a limit that the file defines.
 func (r *reader) rate(f strictyaml.Fields, out *rule) {
+	before := r.Count()
 	l := algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch}
 	one := r.Required(f, "unit", "minute")
-	if word, ok := r.Text(one); ok {
+	if word, ok := r.Text(one, 0, strictyaml.MaxFile); ok {
 		u, known := units[strings.ToUpper(word)]
 		if !known {
 			r.Fail(one.Node, one.Path, "must be one of second, minute, hour, day, week, month and year, not %s",
@@ -464,41 +401,28 @@ func (r *reader) rate(f strictyaml.Fields, out *rule) {
 		}
 		out.unit, l.Window = u.number, u.length
 	}
-	perUnit, _ := r.Integer(f.Field("requests_per_unit"), 0, math.MaxUint32)
-	out.perUnit = uint32(perUnit)
+	out.perUnit = uint32(r.Integer(f.Field("requests_per_unit"), 0, math.MaxUint32))
 	multiplier := f.Field("unit_multiplier")
-	n, ok := r.Integer(multiplier, 1, math.MaxUint32)
-	if out.multiple = uint32(n); ok && l.Window > 0 {
-		if n > int64(algo.MaxWindow/l.Window) {
+	out.multiple = uint32(r.Integer(multiplier, 1, math.MaxUint32))
+	if out.multiple > 0 && l.Window > 0 {
+		if int64(out.multiple) > int64(algo.MaxWindow/l.Window) {
 			r.Fail(multiplier.Node, multiplier.Path, "makes a window longer than the longest, 366 days")
-		} else {
-			l.Window *= time.Duration(n)
 		}
+		l.Window *= time.Duration(out.multiple)
 	}
-	word, _ := r.Choice(f.Field("algorithm"), algorithmWords...)
+	word := r.Choice(f.Field("algorithm"), algorithmWords...)
 	if a, known := algo.ParseAlgorithm(word); known && a != algo.FixedWindow {
 		l.Algorithm, l.Period = a, 0
 	}
-	l.Capacity, _ = r.Integer(f.Field("capacity"), 1, math.MaxUint32)
+	l.Capacity = r.Integer(f.Field("capacity"), 1, math.MaxUint32)
 	l.CarryDebt = r.flag(f, "carry_debt")
-	l.MaxDebt, _ = r.Integer(f.Field("max_debt"), 1, algo.MaxLimit)
+	l.MaxDebt = r.Integer(f.Field("max_debt"), 1, algo.MaxLimit)
 	// The state of a limit of 0 counts under a limit of 1: see Service.conclude.
 	l.Limit = max(int64(out.perUnit), 1)
 	out.limit = &l
-	if err := l.Validate(); err != nil && l.Window > 0 {
-		wrong, _ := err.(*algo.FieldError)
-		field := strictyaml.Field{Key: f.At, Path: f.Path}
-		message := err.Error()
-		if wrong != nil {
-			name := wrong.Field
-			if name == "limit" {
-				name = "requests_per_unit"
-			}
-			if one, given := f.Get(name); given {
-				field, message = one, wrong.Message
-			}
-		}
-		r.Fail(field.Key, field.Path, "%s", message)
+	if wrong, bad := l.Validate().(*algo.FieldError); bad && r.Count() == before {
+		name := strings.Replace(wrong.Field, "limit", "requests_per_unit", 1)
+		r.Fail(cmp.Or(f.Field(name).Key, f.At), strictyaml.Join(f.Path, name), "%s", wrong.Message)
 	}
 }
 
@@ -532,7 +456,7 @@ func (r *reader) metadata(f strictyaml.Fields) *structpb.Struct {
 // textKeys makes text of the keys of maps that YAML reads as numbers or booleans, since keys in JSON are text.
 func textKeys(n *yaml.Node) {
 	for i, c := range n.Content {
-		if n.Kind == yaml.MappingNode && i%2 == 0 && slices.Contains(plainTags, c.Tag) {
+		if n.Kind == yaml.MappingNode && i%2 == 0 && slices.Contains(strictyaml.PlainTags, c.Tag) {
 			c.Tag = "!!str"
 		}
 		textKeys(c)

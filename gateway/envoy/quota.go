@@ -3,8 +3,6 @@ package envoy
 import (
 	"strings"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/limit"
 )
@@ -103,11 +101,11 @@ func (r *reader) quota(f strictyaml.Fields, d *domain) {
 		}
 	}
 	key := r.Required(f, "key", `"{tenant}"`)
-	if text, ok := r.text(key); ok {
+	if text, ok := r.Text(key, 1, strictyaml.MaxFile); ok {
 		b.key = r.keyTemplate(key, text, b.entries)
 	}
-	if n, ok := r.Integer(f.Field("share"), 1, 100); ok {
-		b.share = int(n)
+	if share := f.Field("share"); share.Given() {
+		b.share = int(r.Integer(share, 1, 100))
 	}
 	if r.Count() > before {
 		return
@@ -124,50 +122,24 @@ func (r *reader) quota(f strictyaml.Fields, d *domain) {
 
 // bucketID reads the entries of a bucket's ids.
 func (r *reader) bucketID(at strictyaml.Field) map[string]string {
-	n := at.Node
-	if n == nil {
-		return nil
-	}
-	if n.Kind != yaml.MappingNode || len(n.Content) == 0 {
-		r.Fail(n, at.Path, `must be a map of the bucket's entries to their values, such as {name: api, tenant: "*"}`)
+	f, ok := r.Fields(at, nil)
+	if !ok {
 		return nil
 	}
 	entries, bytes := make(map[string]string), 0
-	for i := 0; i < len(n.Content); i += 2 {
-		key := strictyaml.Value(n.Content[i])
-		path := strictyaml.Join(at.Path, strictyaml.Shorten(key.Value))
-		if !r.Visit(n.Content[i+1], path) {
-			return nil
-		}
-		if key.Kind != yaml.ScalarNode || key.Value == "" {
-			r.Fail(n.Content[i], at.Path, "the name of an entry must be text, not %s", strictyaml.Kind(key))
-			return nil
-		}
-		if _, twice := entries[key.Value]; twice {
-			r.Fail(n.Content[i], path, "is given twice: remove one")
-			return nil
-		}
-		value, ok := r.text(strictyaml.Field{Key: n.Content[i], Node: strictyaml.Value(n.Content[i+1]), Path: path})
-		if !ok {
-			return nil
-		}
-		entries[key.Value] = value
-		bytes += len(key.Value) + len(value)
+	for _, one := range f.List {
+		entries[one.Name], _ = r.Text(one, 0, MaxQuotaText)
+		bytes += len(one.Name) + len(entries[one.Name])
 	}
-	if len(entries) > MaxQuotaEntries || bytes > MaxQuotaText {
-		r.Fail(n, at.Path, "has %d entries and %d bytes, at most %d and %d are taken", len(entries), bytes,
+	if n := len(f.List); n == 0 || n > MaxQuotaEntries || bytes > MaxQuotaText || f.Field("").Given() {
+		r.Fail(at.Node, at.Path, `must have 1 to %d entries with names and %d bytes, such as {name: api, tenant: "*"}`,
 			MaxQuotaEntries, MaxQuotaText)
-		return nil
 	}
 	return entries
 }
 
 // keyTemplate reads a text in which {name} stands for the value of an entry, and {{ and }} for braces.
 func (r *reader) keyTemplate(at strictyaml.Field, text string, entries map[string]string) (parts []string) {
-	if text == "" {
-		r.Fail(at.Node, at.Path, "is empty: name the key that the policy counts under")
-		return nil
-	}
 	part := ""
 	for rest := text; rest != ""; {
 		switch i := strings.IndexAny(rest, "{}"); {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
@@ -46,7 +46,7 @@ type limitadorRate struct {
 
 // looksLikeLimitador reports whether a file is one of Limitador: its root is a list, that of all other files a map.
 func looksLikeLimitador(data []byte) bool {
-	root := strictyaml.New("", data).Root()
+	root := strictyaml.New("", data).Root().Node
 	return root != nil && root.Kind == yaml.SequenceNode
 }
 
@@ -58,8 +58,7 @@ var fields = []string{"id", "namespace", "name", "max_value", "seconds", "condit
 // mistakes. A converted file may limit differently: docs/migrating.md has the differences.
 func parseLimitador(name string, data []byte) (*limitadorFile, error) {
 	r := reader{Decoder: strictyaml.New(name, data), file: new(limitadorFile)}
-	root := r.Root()
-	for f := range r.Maps(strictyaml.Field{Node: root}, "limits", fields) {
+	for f := range r.Maps(r.Root(), "limits", fields) {
 		r.limit(f)
 	}
 	if err := r.Err(); err != nil {
@@ -76,21 +75,12 @@ type reader struct {
 // limit reads one limit into the tree of its namespace.
 func (r *reader) limit(f strictyaml.Fields) {
 	before := r.Count()
-	for _, needed := range [][2]string{{"namespace", "example.org"}, {"max_value", "10"}, {"seconds", "60"}} {
-		if !f.Has(needed[0]) {
-			r.Missing(f, needed[0], needed[1])
-		}
-	}
-	domain := f.Field("namespace")
-	namespace, valid := r.Text(domain)
-	if valid && namespace == "" {
-		r.Fail(domain.Node, domain.Path, "must not be empty")
-	}
+	namespace, _ := r.Text(r.Required(f, "namespace", "example.org"), 1, strictyaml.MaxFile)
 	limit := &limitadorRate{Unit: "second"}
-	limit.Name, _ = r.Text(f.Field("name"))
-	requests, _ := r.Integer(f.Field("max_value"), 0, math.MaxUint32)
+	limit.Name, _ = r.Text(f.Field("name"), 0, strictyaml.MaxFile)
+	requests := r.Integer(r.Required(f, "max_value", "10"), 0, math.MaxUint32)
 	limit.Requests = &requests
-	switch seconds, _ := r.Integer(f.Field("seconds"), 1, 366*24*3600); seconds {
+	switch seconds := r.Integer(r.Required(f, "seconds", "60"), 1, 366*24*3600); seconds {
 	case 1:
 	case 60:
 		limit.Unit = "minute"
@@ -128,7 +118,7 @@ var (
 func (r *reader) parts(f strictyaml.Fields) (list []limitadorPart) {
 	each := func(field string, pattern *regexp.Regexp, understood string, take func(one strictyaml.Field, m []string)) {
 		for one := range r.Elements(f.Field(field), field) {
-			text, valid := r.Text(one)
+			text, valid := r.Text(one, 0, strictyaml.MaxFile)
 			switch m := pattern.FindStringSubmatch(text); {
 			case !valid:
 			case m == nil:

@@ -91,7 +91,7 @@ func TestOverride(t *testing.T) {
 			""},
 		{[]string{"list", "--policy", "login"}, exitOK, `login   prefix "vip-"  {"unlimited":true}  `, ""},
 		{[]string{"list", "-o", "json"}, exitOK, `"version": "2@node"`, ""},
-		{[]string{"set", "login", "k", `{"limit":0}`}, exitError, "", "settings.limit: must not be zero"},
+		{[]string{"set", "login", "k", `{"limit":0}`}, exitError, "", "settings.limit: must be from 1 to"},
 		{[]string{"set", "login", "k"}, exitError, "", "SETTINGS: is missing"},
 		{[]string{"delete", "login", "al\nice"}, exitOK, "deleted, was", ""},
 		{[]string{"delete", "login", "al\nice"}, exitError, "", "key: there is no override for it"},

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/internal/reload"
@@ -91,18 +91,16 @@ func fillFromYAML(flags *pflag.FlagSet, file string, data []byte) error {
 			known = append(known, f.Name, strings.ReplaceAll(f.Name, "-", "_"))
 		}
 	})
-	if root := d.Root(); root != nil {
-		fields, _ := d.Fields(root, "", known)
-		seen := make(map[string]bool)
-		for _, one := range fields.List {
-			f := flags.Lookup(strings.ReplaceAll(one.Name, "_", "-"))
-			if seen[f.Name] {
-				d.Fail(one.Key, one.Path, "is given twice")
-			} else if !f.Changed && one.Node != nil {
-				set(d, flags, f, one)
-			}
-			seen[f.Name] = true
+	fields, _ := d.Fields(d.Root(), known)
+	seen := make(map[string]bool)
+	for _, one := range fields.List {
+		f := flags.Lookup(strings.ReplaceAll(one.Name, "_", "-"))
+		if seen[f.Name] {
+			d.Fail(one.Key, one.Path, "is given twice")
+		} else if !f.Changed && one.Node != nil {
+			set(d, flags, f, one)
 		}
+		seen[f.Name] = true
 	}
 	var errs []error
 	for _, e := range d.Sorted() {

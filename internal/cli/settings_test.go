@@ -105,7 +105,7 @@ func TestFillErrors(t *testing.T) {
 			[]string{"FILE:1:1: http-port: has no value", "FILE:2:1: join: has no value"}},
 		{"null for a duration", nil, "timeout: ~\n", []string{"FILE:1:1: timeout: has no value"}},
 		{"list of settings", nil, "- http-port: 1\n", []string{"FILE:1:1: must be a map of fields"}},
-		{"not YAML", nil, "http-port: [\n", []string{"config: FILE:1:12: is not valid YAML"}},
+		{"not YAML", nil, "http-port: [\n", []string{"config: FILE:2:1: is not valid YAML"}},
 		{"two documents", nil, "http-port: 1\n---\ntimeout: 1s\n",
 			[]string{"FILE:2:1: a second YAML document begins here"}},
 	} {

@@ -171,7 +171,7 @@ func TestMistakes(t *testing.T) {
 		"- {max_value: 1, seconds: 1, variables: [a]}":                                                                            "1:3: [0].namespace: is missing",
 		"- {namespace: n, max_value: -1, seconds: 60, variables: [a]}":                                                            "[0].max_value: ",
 		"- {namespace: n, max_value: 1, seconds: 0, variables: [a]}":                                                              "[0].seconds: ",
-		"- {namespace: '', max_value: 1, seconds: 1, variables: [a]}":                                                             "[0].namespace: must not be empty",
+		"- {namespace: '', max_value: 1, seconds: 1, variables: [a]}":                                                             "[0].namespace: must have 1 to",
 		"- {namespace: n, max_value: 1, seconds: 1, variables: a}":                                                                "[0].variables: must be a list",
 		"- {namespace: n, max_value: 1, seconds: 1, variables: [1]}":                                                              "[0].variables[0]: must be text",
 		"- {namespace: n, max_value: 1, seconds: 1, variables: ['size(a)']}":                                                      "[0].variables[0]: is not understood",

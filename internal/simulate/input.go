@@ -3,6 +3,7 @@ package simulate
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"encoding/csv"
 	"errors"
@@ -99,14 +100,11 @@ func NewLog(r io.Reader, cfg LogConfig) (*Log, error) {
 	if bytes.IndexByte(head, 0) >= 0 {
 		return nil, errors.New("is a binary file, not a log of lines; a compressed one must be named .gz or .zst")
 	}
-	if l.cfg.Format == "" {
-		l.cfg.Format = Auto
-	}
 	first := bytes.TrimLeft(head, "\r\n \t")
 	if i := bytes.IndexByte(first, '\n'); i >= 0 {
 		first = first[:i]
 	}
-	if l.cfg.Format == Auto {
+	if cmp.Or(l.cfg.Format, Auto) == Auto {
 		l.cfg.Format = detect(first)
 	}
 	switch l.cfg.Format {
@@ -276,67 +274,48 @@ func (l *Log) combined(line []byte, e *Event) string {
 	if l.cfg.Pattern != nil {
 		return ""
 	}
-	switch l.cfg.Field {
-	case "", "ip":
-		i := bytes.IndexByte(line, ' ')
-		if i < 0 || i > open {
-			return "does not begin with an address and a space"
-		}
-		e.Key = line[:i]
-	case "user":
-		parts := bytes.SplitN(line[:open], []byte{' '}, 3)
-		if len(parts) < 3 {
-			return "has no user before its [time]"
-		}
-		e.Key = bytes.TrimSpace(parts[2])
+	// before the time: address, identity and user; after it: request, status and size, referer, agent
+	space := []byte{' '}
+	address, rest, spaced := bytes.Cut(line[:open], space)
+	_, user, named := bytes.Cut(rest, space)
+	parts, n := quoted(line[shut+1:])
+	method, url, requested := bytes.Cut(parts[1], space)
+	switch f := cmp.Or(l.cfg.Field, "ip"); {
+	case f == "ip" && spaced:
+		e.Key = address
+	case f == "user" && named:
+		e.Key = bytes.TrimSpace(user)
+	case f == "method" && requested && n > 2:
+		e.Key = method
+	case f == "path" && requested && n > 2:
+		url, _, _ = bytes.Cut(url, space)
+		e.Key, _, _ = bytes.Cut(url, []byte{'?'})
+	case f == "status" && n > 2:
+		e.Key, _, _ = bytes.Cut(bytes.TrimLeft(parts[2], " "), space)
+	case f == "referer" && n > 4:
+		e.Key = parts[3]
+	case f == "agent" && n > 6:
+		e.Key = parts[5]
 	default:
-		rest := line[shut+1:]
-		request, rest, ok := quoted(rest)
-		if !ok {
-			return "has no \"request\" after its [time]"
-		}
-		switch l.cfg.Field {
-		case "method", "path":
-			words := bytes.SplitN(request, []byte{' '}, 3)
-			if len(words) < 2 {
-				return "has a request without method and path"
-			}
-			e.Key = words[0]
-			if l.cfg.Field == "path" {
-				e.Key, _, _ = bytes.Cut(words[1], []byte{'?'})
-			}
-		case "status":
-			e.Key, _, _ = bytes.Cut(bytes.TrimLeft(rest, " "), []byte{' '})
-		case "referer", "agent":
-			value, rest, ok := quoted(rest)
-			if ok && l.cfg.Field == "agent" {
-				value, _, ok = quoted(rest)
-			}
-			if !ok {
-				return "has no " + l.cfg.Field + ": it is not in the combined format"
-			}
-			e.Key = value
-		}
+		return "has no " + f + ": it is not in the combined format"
 	}
 	return ""
 }
 
-// quoted returns the next text in quotes, and the rest after it.
-func quoted(s []byte) (text, rest []byte, ok bool) {
-	i := bytes.IndexByte(s, '"')
-	if i < 0 {
-		return nil, nil, false
-	}
-	s = s[i+1:]
-	for j := 0; j < len(s); j++ {
-		switch s[j] {
+// quoted splits a text at its quotes, so that what is in quotes has odd indexes. n is the number of parts, 7 at
+// most.
+func quoted(s []byte) (parts [7][]byte, n int) {
+	for i := 0; i < len(s) && n < len(parts)-1; i++ {
+		switch s[i] {
 		case '\\':
-			j++
+			i++
 		case '"':
-			return s[:j], s[j+1:], true
+			parts[n], s = s[:i], s[i+1:]
+			n, i = n+1, -1
 		}
 	}
-	return nil, nil, false
+	parts[n] = s
+	return parts, n + 1
 }
 
 // nanoseconds reports whether t fits into 64 bits of nanoseconds.

@@ -41,28 +41,21 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap lets errors.As find an *Error.
-func (e Errors) Unwrap() []error {
-	list := make([]error, len(e))
-	for i, one := range e {
-		list[i] = one
-	}
-	return list
-}
-
 // MaxErrors bounds the list, because people read it.
 const MaxErrors = 1000
 
 // Mistakes collects Errors. A field from which several limits take a value is read once for each of them, but its
 // mistake is listed once.
 type Mistakes struct {
-	File string // name of the file
-	list Errors
-	seen map[Error]struct{}
+	File  string // name of the file
+	list  Errors
+	seen  map[Error]struct{}
+	count int
 }
 
 // Add adds a mistake, unless it is there already.
 func (m *Mistakes) Add(line, column int, field, message string) {
+	m.count++
 	if m.Full() {
 		return
 	}
@@ -80,8 +73,9 @@ func (m *Mistakes) Add(line, column int, field, message string) {
 	m.list = append(m.list, &e)
 }
 
-// Count returns the number of mistakes so far.
-func (m *Mistakes) Count() int { return len(m.list) }
+// Count returns how often a mistake was met so far, also one that is listed already. A value is valid if reading it does
+// not change Count.
+func (m *Mistakes) Count() int { return m.count }
 
 // Full reports whether no more mistakes are collected.
 func (m *Mistakes) Full() bool { return len(m.list) > MaxErrors }

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // Field is one field of a map in the file, or an element of a list, which has neither Name nor Key. To read the zero
@@ -20,6 +20,9 @@ type Field struct {
 	Node *yaml.Node // the value, with aliases followed; nil: there is none, which has been reported
 }
 
+// Given reports whether the map has the field.
+func (f Field) Given() bool { return f.Key != nil }
+
 // Fields is a map in the file.
 type Fields struct {
 	Path string
@@ -27,37 +30,24 @@ type Fields struct {
 	List []Field
 }
 
-// Get returns the field of a name.
-func (f Fields) Get(name string) (Field, bool) {
-	i := slices.IndexFunc(f.List, func(one Field) bool { return one.Name == name })
-	if i < 0 {
-		return Field{}, false
-	}
-	return f.List[i], true
-}
-
 // Field returns the field of a name, or the zero Field.
 func (f Fields) Field(name string) Field {
-	one, _ := f.Get(name)
-	return one
-}
-
-// Has reports whether there is a field of the name.
-func (f Fields) Has(name string) bool {
-	_, ok := f.Get(name)
-	return ok
+	if i := slices.IndexFunc(f.List, func(one Field) bool { return one.Name == name }); i >= 0 {
+		return f.List[i]
+	}
+	return Field{}
 }
 
 // Only returns the fields with one of the names.
-func (f Fields) Only(names []string) []Field {
+func (f Fields) Only(names ...string) []Field {
 	return slices.DeleteFunc(slices.Clone(f.List), func(one Field) bool { return !slices.Contains(names, one.Name) })
 }
 
 // Decoder reads values from the nodes of a file and collects mistakes. It is not safe for concurrent use.
 type Decoder struct {
 	Mistakes
-	// OtherName, if set, returns the name here of a field that other programs call name, for a suggestion; empty: none.
-	OtherName func(name string) string
+	// Plain takes a number, a date or a truth value where text must be, as it is written.
+	Plain bool
 	// Secret keeps values out of the messages of Text, maps and lists.
 	Secret bool
 
@@ -74,31 +64,42 @@ func New(file string, data []byte) *Decoder {
 	return d
 }
 
-// Root returns the root of the document; nil: the document is empty, or could not be read, which has been reported.
-func (d *Decoder) Root() *yaml.Node {
+// Root returns the root of the document. It has no Node when the document is empty, or could not be read, which has
+// been reported.
+func (d *Decoder) Root() Field {
 	if d.root == nil || d.root.Kind == yaml.ScalarNode && d.root.Tag == "!!null" {
-		return nil
+		return Field{}
 	}
-	return d.root
+	return Field{Node: d.root}
 }
 
 // aliasBudget is how many elements aliases may add to those of the file.
 const aliasBudget = 1 << 20
 
-// Fail reports a mistake at a node. That there is no node has been reported (see Field).
+// Fail reports a mistake at a node. That there is no node has been reported (see Field), and only counts.
 func (d *Decoder) Fail(n *yaml.Node, path, format string, args ...any) {
-	if n != nil {
-		d.Add(n.Line, n.Column, path, fmt.Sprintf(format, args...))
+	if n == nil {
+		d.count++
+		return
 	}
+	d.Add(n.Line, n.Column, path, fmt.Sprintf(format, args...))
 }
 
-// Visit counts an element, and reports whether reading may go on.
-func (d *Decoder) Visit(n *yaml.Node, path string) bool {
+// visit counts an element, and reports whether reading may go on.
+func (d *Decoder) visit(n *yaml.Node, path string) bool {
 	if d.budget == 0 {
 		d.Fail(n, path, "aliases repeat too much of the file: write fewer of them")
 	}
 	d.budget--
 	return d.budget >= 0 && !d.Full()
+}
+
+// empty reports whether a field has no value to read.
+func (d *Decoder) empty(f Field) bool {
+	if f.Node == nil && f.Given() {
+		d.count++
+	}
+	return f.Node == nil
 }
 
 // Value follows an alias. An alias never leads to another alias.
@@ -139,33 +140,37 @@ func (d *Decoder) kind(n *yaml.Node) string {
 	return Kind(n)
 }
 
-// Fields reads a map. known are the names that its fields may have. Fields in empty may have no value, and are then
-// left out.
-func (d *Decoder) Fields(n *yaml.Node, path string, known []string, empty ...string) (Fields, bool) {
+// Fields reads a map. known are the names that its fields may have; none: any name. Fields in empty may have no value,
+// and are then left out.
+func (d *Decoder) Fields(at Field, known []string, empty ...string) (Fields, bool) {
+	n, path := at.Node, at.Path
 	f := Fields{Path: path, At: n}
+	if d.empty(at) {
+		return f, false
+	}
 	if n.Kind != yaml.MappingNode || n.Tag != "!!map" {
-		d.Fail(n, path, "must be a map of fields (%s, …), not %s", known[0], d.kind(n))
+		of := ""
+		if len(known) > 0 {
+			of = " of fields (" + known[0] + ", …)"
+		}
+		d.Fail(n, path, "must be a map%s, not %s", of, d.kind(n))
 		return f, false
 	}
 	for i := 0; i < len(n.Content); i += 2 {
 		key, at := Value(n.Content[i]), n.Content[i]
-		if !d.Visit(at, path) {
+		if !d.visit(at, path) {
 			return f, false
-		}
-		if key.Tag == "!!merge" {
-			d.Fail(at, path, "merge keys (<<) are not supported: write the fields out, or use an alias for a whole value")
-			continue
 		}
 		if key.Kind != yaml.ScalarNode {
 			d.Fail(at, path, "a field's name must be text, not %s", d.kind(key))
 			continue
 		}
-		one := Field{Name: key.Value, Path: Join(path, key.Value), Key: at, Node: Value(n.Content[i+1])}
-		if !slices.Contains(known, one.Name) {
-			d.Fail(at, Join(path, clip(one.Name)), "unknown field%s", d.suggestion(one.Name, known))
+		one := Field{Name: key.Value, Path: Join(path, clip(key.Value)), Key: at, Node: Value(n.Content[i+1])}
+		if len(known) > 0 && !slices.Contains(known, one.Name) {
+			d.Fail(at, one.Path, "unknown field%s", suggestion(one.Name, known))
 			continue
 		}
-		if earlier, twice := f.Get(one.Name); twice {
+		if earlier := f.Field(one.Name); earlier.Given() {
 			d.Fail(at, one.Path, "is given twice, first on line %d: remove one", earlier.Key.Line)
 			continue
 		}
@@ -185,7 +190,7 @@ func (d *Decoder) Fields(n *yaml.Node, path string, known []string, empty ...str
 func (d *Decoder) Maps(f Field, of string, known []string, empty ...string) iter.Seq[Fields] {
 	return func(yield func(Fields) bool) {
 		for one := range d.Elements(f, of) {
-			if fields, ok := d.Fields(one.Node, one.Path, known, empty...); ok && !yield(fields) {
+			if fields, ok := d.Fields(one, known, empty...); ok && !yield(fields) {
 				return
 			}
 		}
@@ -195,106 +200,90 @@ func (d *Decoder) Maps(f Field, of string, known []string, empty ...string) iter
 // Elements reads a list.
 func (d *Decoder) Elements(f Field, of string) iter.Seq[Field] {
 	return func(yield func(Field) bool) {
-		nodes, _ := d.Items(f, of)
-		for i, n := range nodes {
+		if d.empty(f) {
+			return
+		}
+		if f.Node.Kind != yaml.SequenceNode || f.Node.Tag != "!!seq" {
+			d.Fail(f.Node, f.Path, "must be a list of %s, not %s", of, d.kind(f.Node))
+			return
+		}
+		for i, n := range f.Node.Content {
 			one := Field{Path: Element(f.Path, i), Node: Value(n)}
-			if !d.Visit(n, one.Path) || !yield(one) {
+			if !d.visit(n, one.Path) || !yield(one) {
 				return
 			}
 		}
 	}
 }
 
-// Items reads a list.
-func (d *Decoder) Items(f Field, of string) ([]*yaml.Node, bool) {
-	if f.Node == nil {
-		return nil, false
-	}
-	if f.Node.Kind != yaml.SequenceNode || f.Node.Tag != "!!seq" {
-		d.Fail(f.Node, f.Path, "must be a list of %s, not %s", of, d.kind(f.Node))
-		return nil, false
-	}
-	return f.Node.Content, true
-}
-
-// Missing reports that a required field is missing.
-func (d *Decoder) Missing(f Fields, name, example string) {
-	d.Fail(f.At, Join(f.Path, name), "is missing: add it, such as %s: %s", name, example)
-}
-
 // Required returns the field of a name. If there is none, it reports that, and returns the zero Field.
 func (d *Decoder) Required(f Fields, name, example string) Field {
-	one, given := f.Get(name)
-	if !given {
-		d.Missing(f, name, example)
+	one := f.Field(name)
+	if !one.Given() {
+		d.Fail(f.At, Join(f.Path, name), "is missing: add it, such as %s: %s", name, example)
 	}
 	return one
 }
 
 // Scalar returns the text of a value that has one of the tags. what describes the values that may stand there, for the
-// message, and hint says what to do otherwise.
-func (d *Decoder) Scalar(f Field, what, hint string, tags ...string) (string, bool) {
-	n := f.Node
-	if n == nil {
+// message.
+func (d *Decoder) Scalar(f Field, what string, tags ...string) (string, bool) {
+	if d.empty(f) {
 		return "", false
 	}
-	if n.Kind != yaml.ScalarNode || !slices.Contains(tags, n.Tag) {
-		d.Fail(n, f.Path, "must be %s, not %s%s", what, d.kind(n), hint)
+	if f.Node.Kind != yaml.ScalarNode || !slices.Contains(tags, f.Node.Tag) {
+		d.Fail(f.Node, f.Path, "must be %s, not %s", what, d.kind(f.Node))
 		return "", false
 	}
-	return n.Value, true
+	return f.Node.Value, true
 }
 
-// Text reads a string. A value that YAML takes for a number, a date or a truth value must be quoted, because YAML may
-// have changed it: 0x10, 1e3 and 010 are not what was written.
-func (d *Decoder) Text(f Field) (string, bool) {
-	hint := ""
-	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag != "!!str" && n.Style&yaml.TaggedStyle == 0 {
-		if hint = ": quote it"; !d.Secret {
-			hint += ", as in " + Show(n.Value)
-		}
+// PlainTags are the tags of what Decoder.Plain takes as text.
+var PlainTags = []string{"!!int", "!!float", "!!bool", "!!timestamp"}
+
+// Text reads a text of lowest to highest bytes. A value that YAML takes for a number, a date or a truth value must be
+// quoted, because YAML may have changed it: 0x10, 1e3 and 010 are not what was written.
+func (d *Decoder) Text(f Field, lowest, highest int) (string, bool) {
+	tags := []string{"!!str"}
+	if d.Plain && f.Node != nil && f.Node.Style&yaml.TaggedStyle == 0 {
+		tags = append(tags, PlainTags...)
 	}
-	return d.Scalar(f, "text", hint, "!!str")
-}
-
-// Flag reads a field that is true or false; without the field it returns false.
-func (d *Decoder) Flag(f Fields, name string) bool {
-	v, _ := d.Boolean(f.Field(name))
-	return v
+	text, ok := d.Scalar(f, "text, in quotes if need be", tags...)
+	if ok && (len(text) < lowest || len(text) > highest) {
+		d.Fail(f.Node, f.Path, "must have %d to %d bytes, and has %d", lowest, highest, len(text))
+		ok = false
+	}
+	return text, ok
 }
 
 // Integer reads a whole number from lowest to highest. A quoted number is a mistake.
-func (d *Decoder) Integer(f Field, lowest, highest int64) (int64, bool) {
-	hint := ""
-	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && IsInteger(n.Value) {
-		hint = ": remove the quotes"
-	}
-	text, ok := d.Scalar(f, "a whole number", hint, "!!int", "!!float")
+func (d *Decoder) Integer(f Field, lowest, highest int64) int64 {
+	text, ok := d.Scalar(f, "a whole number", "!!int", "!!float")
 	if !ok {
-		return 0, false
+		return 0
 	}
 	v, err := ParseInteger(text, lowest, highest)
 	if err != nil {
 		d.Fail(f.Node, f.Path, "%v", err)
 	}
-	return v, err == nil
+	return v
 }
 
 // Boolean reads true or false.
-func (d *Decoder) Boolean(f Field) (v, ok bool) {
-	text, ok := d.Scalar(f, "true or false", "", "!!bool")
-	return strings.EqualFold(text, "true"), ok
+func (d *Decoder) Boolean(f Field) bool {
+	text, _ := d.Scalar(f, "true or false", "!!bool")
+	return strings.EqualFold(text, "true")
 }
 
 // Choice reads one of several words.
-func (d *Decoder) Choice(f Field, words ...string) (string, bool) {
-	v, ok := d.Text(f)
+func (d *Decoder) Choice(f Field, words ...string) string {
+	v, ok := d.Text(f, 0, MaxFile)
 	if ok && !slices.Contains(words, v) {
-		d.Fail(f.Node, f.Path, "must be one of %s, not %s%s", strings.Join(words, ", "), Show(v),
-			d.suggestion(v, words))
-		return "", false
+		d.Fail(f.Node, f.Path, "must be one of %s, not %s%s", strings.Join(words, ", "), d.kind(f.Node),
+			suggestion(v, words))
+		return ""
 	}
-	return v, ok
+	return v
 }
 
 // Join returns the path of a field below another.
@@ -317,26 +306,18 @@ func clip(name string) string {
 }
 
 // suggestion returns ": did you mean …?", or "" if no known word is similar.
-func (d *Decoder) suggestion(word string, known []string) string {
+func suggestion(word string, known []string) string {
 	best, least := "", 3
 	if len(word) > 32 {
 		return ""
 	}
-	if d.OtherName != nil {
-		if other := d.OtherName(word); slices.Contains(known, other) {
-			best, least = other, 0
-		}
-	}
 	for _, k := range known {
-		// The second condition: a word of which no letter is left is not similar.
-		if d := distance(strings.ToLower(word), k); d < least && d < len(k)/2+1 {
-			best, least = k, d
+		// The second condition: a word of which half the letters are others is not similar.
+		if d := distance(strings.ToLower(word), k); d < least && d < (len(k)+1)/2 {
+			best, least = ": did you mean "+k+"?", d
 		}
 	}
-	if best == "" {
-		return ""
-	}
-	return ": did you mean " + best + "?"
+	return best
 }
 
 // distance is the number of letters to insert, remove or replace to get from a to b (Levenshtein 1965).
@@ -365,13 +346,8 @@ func ParseInteger(s string, lowest, highest int64) (int64, error) {
 		return 0, fmt.Errorf("must be a whole decimal number, not %s", Show(s))
 	}
 	v, err := strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
-	switch {
-	case err != nil && s[0] != '-', v > highest:
-		return 0, fmt.Errorf("is too large: the largest is %d", highest)
-	case v == 0 && err == nil && lowest > 0:
-		return 0, fmt.Errorf("must not be zero: the smallest is %d", lowest)
-	case err != nil, v < lowest:
-		return 0, fmt.Errorf("must not be negative: the smallest is %d", lowest)
+	if err != nil || v < lowest || v > highest {
+		return 0, fmt.Errorf("must be from %d to %d, not %s", lowest, highest, Shorten(s))
 	}
 	return v, nil
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/weirlimit/weir/test/checker"
 	"github.com/weirlimit/weir/test/expect"
