@@ -531,7 +531,6 @@ func (c *Cluster) refused(who string, state State, err error) {
 
 // unverified takes in that gossip tells of a process that does not count.
 func (c *Cluster) unverified(n node, err error) {
-	c.roster.learn(n)
 	switch {
 	case errors.Is(err, errTooMany):
 		c.cfg.Rejected(TooMany)

@@ -29,11 +29,10 @@
 // process start draws anew, so that a process that comes back is another member to the gossip, and the same one to
 // the ring. Of two processes with one name, one counts:
 //
-//   - At one address only one can live, so the later generation counts at once, and its predecessor no longer does. A
-//     process learns its generation (its predecessors' plus one) when it joins.
-//   - At different addresses, an active or leaving one counts before one that is joining, then the later generation,
-//     then the higher boot. The process that does not count never becomes active, and when the other still answers
-//     after Config.ConflictTimeout it reports a fatal error. On gossip's word alone no process ends.
+//   - At one address only one can live: the one that has answered there last.
+//   - At different addresses, an active or leaving one counts before one that is joining, then the higher boot. The
+//     process that does not count never becomes active, and when the other still answers after Config.ConflictTimeout
+//     it reports a fatal error. On gossip's word alone no process ends.
 //
 // # Start
 //

@@ -160,7 +160,6 @@ func TestGossipEndsNobody(t *testing.T) {
 	agree(t, a, b)
 	send := a.sender(t, nil)
 	namesake := invented("a", math.MaxUint64, "127.0.0.9:7946")
-	namesake.generation = math.MaxUint32
 	atOurs := namesake
 	atOurs.addr = netip.MustParseAddrPort(a.gossip())
 	atB := namesake

@@ -62,16 +62,15 @@ func parseIdentity(gossipName string) (identity, error) {
 
 // metadata is what a node tells about itself along with its name and address.
 type metadata struct {
-	protocol   uint8
-	state      State
-	generation uint32
-	settings   uint64
-	policy     uint32
-	peer       uint16 // ports; 0: none
-	http       uint16
-	grpc       uint16
-	voters     uint32 // fingerprint of the list; 0: none
-	envoy      uint32 // see Cluster.SetEnvoyHash
+	protocol uint8
+	state    State
+	settings uint64
+	policy   uint32
+	peer     uint16 // ports; 0: none
+	http     uint16
+	grpc     uint16
+	voters   uint32 // fingerprint of the list; 0: none
+	envoy    uint32 // see Cluster.SetEnvoyHash
 }
 
 // The layout is fixed length, big endian. Magic, protocol and state keep their place in every protocol version, so
@@ -87,7 +86,7 @@ func (m metadata) encode() []byte {
 	b := make([]byte, 0, metadataLen)
 	b = binary.BigEndian.AppendUint16(b, metadataMagic)
 	b = append(b, m.protocol, byte(m.state))
-	b = binary.BigEndian.AppendUint32(b, m.generation)
+	b = binary.BigEndian.AppendUint32(b, 0) // unused; earlier builds have a number here
 	b = binary.BigEndian.AppendUint64(b, m.settings)
 	b = binary.BigEndian.AppendUint32(b, m.policy)
 	b = binary.BigEndian.AppendUint16(b, m.peer)
@@ -112,7 +111,6 @@ func decodeMetadata(b []byte) (metadata, error) {
 	if len(b) < metadataLen {
 		return metadata{}, fmt.Errorf("metadata of %d bytes, expected %d", len(b), metadataLen)
 	}
-	m.generation = binary.BigEndian.Uint32(b[4:])
 	m.settings = binary.BigEndian.Uint64(b[8:])
 	m.policy = binary.BigEndian.Uint32(b[16:])
 	m.peer = binary.BigEndian.Uint16(b[20:])

@@ -1,9 +1,7 @@
 package cluster
 
 import (
-	"cmp"
 	"fmt"
-	"math"
 	"net/netip"
 	"strings"
 )
@@ -49,20 +47,6 @@ func (r *roster) up(n node) {
 	}
 	r.others[n.identity] = n
 	r.heard = true
-	r.learn(n)
-}
-
-// learn takes in what is said of another process of our name, be it verified or not: our generation is to be later.
-func (r *roster) learn(n node) {
-	if n.name != r.self.name || n.generation < r.self.generation || n.generation == math.MaxUint32 ||
-		r.self.state == Leaving {
-		return
-	}
-	// One with our address is a predecessor that is known to be gone. One elsewhere that is established precedes us as
-	// long as we have not claimed anything. Two that are both joining must not outbid each other.
-	if n.addr == r.self.addr || r.self.state == Joining && n.state.established() {
-		r.self.generation = n.generation + 1
-	}
 }
 
 // down notes that a process has left or is taken for dead.
@@ -115,25 +99,11 @@ func (r *roster) conflict() (node, bool) {
 	return n, n.identity != r.self.identity
 }
 
-// counting returns, for each name, the process that counts.
+// counting returns, for each name, the process that counts. Several processes of one name have different addresses: the
+// verifier removes a member when another process has answered at its place.
 func (r *roster) counting() map[string]node {
-	// At one address only one process of a name can live: the latest generation.
-	type place struct {
-		name string
-		addr netip.AddrPort
-	}
-	latest := map[place]node{{r.self.name, r.self.addr}: r.self}
+	count := map[string]node{r.self.name: r.self}
 	for _, n := range r.others {
-		at := place{n.name, n.addr}
-		if n.name == r.self.name && n.addr == r.self.addr {
-			continue
-		}
-		if other, taken := latest[at]; !taken || later(n, other) {
-			latest[at] = n
-		}
-	}
-	count := map[string]node{}
-	for _, n := range latest {
 		if other, taken := count[n.name]; !taken || precedes(n, other) {
 			count[n.name] = n
 		}
@@ -141,32 +111,12 @@ func (r *roster) counting() map[string]node {
 	return count
 }
 
-// later says which of two processes of one name and address is the successor.
-func later(a, b node) bool {
-	return cmp.Or(
-		cmp.Compare(a.generation, b.generation),
-		compareEstablished(a, b), // a successor that does not know yet of its predecessor
-		cmp.Compare(a.boot, b.boot),
-	) > 0
-}
-
-// precedes says which of two processes of one name at different addresses counts.
+// precedes says which of two processes of one name counts.
 func precedes(a, b node) bool {
-	return cmp.Or(
-		compareEstablished(a, b),
-		cmp.Compare(a.generation, b.generation),
-		cmp.Compare(a.boot, b.boot),
-	) > 0
-}
-
-func compareEstablished(a, b node) int {
-	switch {
-	case a.state.established() == b.state.established():
-		return 0
-	case a.state.established():
-		return 1
+	if a.state.established() != b.state.established() {
+		return a.state.established()
 	}
-	return -1
+	return a.boot > b.boot
 }
 
 // view makes the View of the present state. It takes over prev's ring when the active members are the same.

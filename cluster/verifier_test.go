@@ -16,7 +16,7 @@ import (
 
 // claimed makes a claim of a process named name on host 10.0.0.host.
 func claimed(name string, boot uint64, host byte) claim {
-	return process(name, boot, host, Active, 0).claim()
+	return process(name, boot, host, Active).claim()
 }
 
 // asks has the verifier ask all that it would ask now, each of which answers as said by who.
@@ -161,19 +161,19 @@ func TestVerifierSuccessors(t *testing.T) {
 // TestProberDown: a member that says that it leaves is gone with the gossip, any other one is asked first; and who
 // answers is compared with what gossip says.
 func TestProberDown(t *testing.T) {
-	a := process("a", 1, 1, Active, 0)
+	a := process("a", 1, 1, Active)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	c := &Cluster{cfg: Config{MaxMembers: 4}, self: a, wake: fifo.NewSignal(), ctx: ctx}
 	for state, stays := range map[State]bool{Active: true, Joining: true, Leaving: false} {
-		p, b := newProber(c), process("b", 2, 2, state, 0)
+		p, b := newProber(c), process("b", 2, 2, state)
 		p.v.heard(b.claim(), p.now())
 		p.v.asks(p.now(), func(claim) (outcome, error) { return confirmed, nil })
 		p.up(b)
 		p.down(b.identity)
 		expect.Equal(t, p.v.members[b.identity].live, stays, "%v: counts %v", state, !stays)
 	}
-	p, b := newProber(c), process("b", 2, 2, Active, 0)
+	p, b := newProber(c), process("b", 2, 2, Active)
 	says := Identity{Name: "b", Boot: 2, GossipPort: b.addr.Port(), HTTPPort: b.http, GRPCPort: b.grpc,
 		Settings: a.settings, Voters: a.voters}
 	for what, change := range map[string]func(*Identity){
