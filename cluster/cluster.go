@@ -209,7 +209,7 @@ func newBoot() uint64 {
 // listConfig tunes the library for a local network of 3 to 100 nodes. A crash is seen when a member's probe has found
 // it (up to two intervals with 3 nodes, at once with many), has failed (one interval) and the suspicion has not been
 // refuted (3 intervals, at 100 nodes 6; twice that when no other node confirms it). It is then asked on its peer port,
-// which takes no time where connections are refused, and doubtTimeout where nothing answers. Measured with all nodes in
+// which takes no time where connections are refused, and probeTimeout where nothing answers. Measured with all nodes in
 // one process on two busy cores: 1.3 to 2.7 s at 3 to 30 nodes, 2.3 to 3.3 s at 100.
 func (c *Cluster) listConfig(t *transport, gossip *gossipLog) *memberlist.Config {
 	conf := memberlist.DefaultLANConfig()

@@ -399,7 +399,7 @@ func TestDoubt(t *testing.T) {
 	cable.cut(seeds[2])
 	for _, n := range nodes[:2] {
 		testkit.Eventually(t, "gossip takes c for dead",
-			func() bool { return strings.Contains(n.log.String(), "suspected member answered") })
+			func() bool { return strings.Contains(n.log.String(), "member suspected") })
 	}
 	cable.cut()
 	// Dead to the list, it is up again once it has refuted that.

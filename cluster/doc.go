@@ -13,12 +13,12 @@
 // Gossip proves nothing. A host that can write it (without a key, any host that reaches the port) can name any process
 // at any address, in any state. So a process counts only once it has answered on its peer port, over mutual TLS where
 // that is configured, under the name, boot and ports that gossip says; until then the gossip library does not see it,
-// and neither probes it nor spreads it. A process that has answered stays verified for the life of its boot: declared
-// dead and heard again, it counts at once and is asked again. A process that answers at an address ends the
-// verification of those that were there before. Other content of gossip is believed: states, and that a member that was
-// leaving is gone. Any other member that gossip declares dead is asked on its peer port first, for a second, since a
-// machine that is too busy for gossip may answer there. One that answers counts for ten seconds, within which gossip
-// must hear it again; the library is made to tell it that it was declared dead.
+// and neither probes it nor spreads it. A process that answers at an address ends the verification of those that were
+// there before. Other content of gossip is believed: states, and that a member that was leaving is gone. Any other
+// member that gossip declares dead is asked on its peer port first, for a second, since a machine that is too busy for
+// gossip may answer there. One that answers counts for ten seconds, within which gossip must hear it again; the library
+// is made to tell it that it was declared dead. One that does not answer is forgotten, and when it is heard again it is
+// asked like any other process.
 //
 // Verification, members, connections and log lines about strangers are bounded; addresses of seeds and members come
 // first.
