@@ -20,8 +20,8 @@
 // is made to tell it that it was declared dead. One that does not answer is forgotten, and when it is heard again it is
 // asked like any other process.
 //
-// Verification, members, connections and log lines about strangers are bounded; addresses of seeds and members come
-// first.
+// Verification, members, connections and log lines about strangers are bounded. A connection from the address of a seed
+// or a member has a place beside those of strangers.
 //
 // # Names and boots
 //

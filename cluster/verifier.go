@@ -33,7 +33,6 @@ import (
 //	foreign    of a candidate: it cannot be a member, such as by the settings that gossip names. A node that joins asks
 //	           it all the same, to learn whether such a process exists
 //	known      of an address: it is that of this process, a seed or a member
-//	preferred  of a candidate: it was at a known address, and one of few there, so it is asked before others
 //
 // Other files must keep: each claim that next returns is passed to answered, once, unless the prober ends.
 
@@ -51,12 +50,10 @@ func (c claim) endpoint() netip.AddrPort { return netip.AddrPortFrom(c.addr.Addr
 
 // Bounds on asking candidates.
 const (
-	maxProbes      = 16               // candidates asked at a time, without members in doubt
-	maxOtherProbes = maxProbes / 2    // of these, candidates that are not preferred
-	maxPreferred   = 8                // preferred candidates at one address, because gossip can name any number there
-	probeBackoff   = time.Second / 10 // the pause after the first failure; each further one is twice as long
-	maxBackoff     = 5 * time.Second  // the longest pause
-	candidateTime  = 30 * time.Second // how long a candidate is kept after gossip last named it
+	maxProbes     = 16               // candidates asked at a time, without members in doubt
+	probeBackoff  = time.Second / 10 // the pause after the first failure; each further one is twice as long
+	maxBackoff    = 5 * time.Second  // the longest pause
+	candidateTime = 30 * time.Second // how long a candidate is kept after gossip last named it
 )
 
 // A member that gossip takes for dead is asked before it counts as gone, because on a busy machine a process may answer
@@ -78,13 +75,12 @@ var (
 
 // candidate is a process that is asked, or is to be asked, who it is.
 type candidate struct {
-	foreign   error // why it cannot be a member; nil: it can
-	preferred bool
-	failures  int       // in a row
-	err       error     // the last failure
-	due       time.Time // no question before
-	heard     time.Time // when gossip last named it
-	doubted   time.Time // when gossip took this member for dead; zero: it does not
+	foreign  error     // why it cannot be a member; nil: it can
+	failures int       // in a row
+	err      error     // the last failure
+	due      time.Time // no question before
+	heard    time.Time // when gossip last named it
+	doubted  time.Time // when gossip took this member for dead; zero: it does not
 }
 
 // verifier knows which processes are members, and which candidate to ask next.
@@ -140,44 +136,28 @@ func (v *verifier) heardForeign(c claim, why error, now time.Time) {
 	}
 }
 
-// add adds a candidate, or notes that gossip has named it again.
+// add adds a candidate, or notes that gossip has named it again. If there are too many, a random one makes room, so that
+// a flood of invented candidates does not keep out others for good.
 func (v *verifier) add(c claim, foreign error, now time.Time) {
 	if k := v.candidates[c]; k != nil {
 		k.heard, k.foreign = now, foreign
 		return
 	}
-	if len(v.candidates) >= 4*v.max && !v.evict() {
-		return
-	}
-	preferred := v.known(c.addr.Addr()) && v.candidatesAt(c.addr.Addr()) < maxPreferred
-	v.candidates[c] = &candidate{foreign: foreign, preferred: preferred, due: now, heard: now}
-}
-
-// evict drops a random candidate that is not preferred, so that a flood of invented candidates does not keep out later
-// ones for good. It reports whether there was one.
-func (v *verifier) evict() bool {
-	for c, k := range v.candidates { // in random order
-		if v.asking[c.endpoint()] != k && !k.preferred {
-			delete(v.candidates, c)
-			return true
+	if len(v.candidates) >= 4*v.max {
+		for other, k := range v.candidates { // in random order
+			if k.doubted.IsZero() {
+				delete(v.candidates, other)
+				break
+			}
 		}
 	}
-	return false
-}
-
-func (v *verifier) candidatesAt(ip netip.Addr) (n int) {
-	for c := range v.candidates {
-		if c.addr.Addr() == ip {
-			n++
-		}
-	}
-	return n
+	v.candidates[c] = &candidate{foreign: foreign, due: now, heard: now}
 }
 
 // ask makes next return a member at once, although it has answered.
 func (v *verifier) ask(id identity, now time.Time) {
 	if m, is := v.members[id]; is {
-		v.candidates[m] = &candidate{preferred: true, due: now, heard: now}
+		v.candidates[m] = &candidate{due: now, heard: now}
 	}
 }
 
@@ -185,12 +165,11 @@ func (v *verifier) ask(id identity, now time.Time) {
 // long to wait until there may be one.
 func (v *verifier) next(now time.Time) (c claim, foreign, found bool, wait time.Duration) {
 	wait = candidateTime
-	probes, others := v.probes()
+	probes := v.probes()
 	var best *candidate
 	for at, k := range v.candidates {
 		switch {
-		case v.asking[at.endpoint()] != nil ||
-			k.doubted.IsZero() && (probes >= maxProbes || !k.preferred && others >= maxOtherProbes):
+		case v.asking[at.endpoint()] != nil || k.doubted.IsZero() && probes >= maxProbes:
 			// The candidate has to wait until a question in flight is answered. A member in doubt waits only for a
 			// question to its own endpoint.
 		case now.Sub(k.heard) > candidateTime:
@@ -208,27 +187,20 @@ func (v *verifier) next(now time.Time) (c claim, foreign, found bool, wait time.
 	return c, best.foreign != nil, true, 0
 }
 
-// probes counts the questions in flight without those to members in doubt (all), and those of them to candidates that
-// are not preferred (others).
-func (v *verifier) probes() (all, others int) {
+// probes counts the questions in flight without those to members in doubt.
+func (v *verifier) probes() (n int) {
 	for _, k := range v.asking {
 		if k.doubted.IsZero() {
-			all++
-			if !k.preferred {
-				others++
-			}
+			n++
 		}
 	}
-	return all, others
+	return n
 }
 
 // before reports whether k is asked before another candidate.
 func (k *candidate) before(other *candidate) bool {
 	if k.doubted.IsZero() != other.doubted.IsZero() {
 		return !k.doubted.IsZero()
-	}
-	if k.preferred != other.preferred {
-		return k.preferred
 	}
 	if k.failures != other.failures {
 		return k.failures < other.failures
@@ -286,7 +258,7 @@ func (v *verifier) answered(c claim, err error, now time.Time) answer {
 func (v *verifier) doubt(id identity, now time.Time) bool {
 	m, is := v.members[id]
 	if is {
-		v.candidates[m] = &candidate{preferred: true, due: now, heard: now, doubted: now}
+		v.candidates[m] = &candidate{due: now, heard: now, doubted: now}
 	}
 	return is
 }
