@@ -132,7 +132,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 		t.Shutdown()
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
-	c.wg.Go(func() { c.run(gossip) })
+	c.wg.Go(c.run)
 	c.wg.Go(func() { c.prober.run(ctx) })
 	if len(cfg.Join) > 0 {
 		s := &seeker{c: c, seeds: cfg.Join, silent: map[string]bool{}}
@@ -392,16 +392,16 @@ func (t *timers) stop() {
 }
 
 // run owns the state until Close: it takes in what has happened, and publishes and tells what follows.
-func (c *Cluster) run(gossip *gossipLog) {
+func (c *Cluster) run() {
 	t := newTimers(&c.cfg)
 	defer t.stop()
-	for c.await(t, gossip) {
+	for c.await(t) {
 		c.advance(t)
 	}
 }
 
 // await takes in the next event or the end of a timer. It reports false after Close.
-func (c *Cluster) await(t *timers, gossip *gossipLog) bool {
+func (c *Cluster) await(t *timers) bool {
 	select {
 	case <-c.wake:
 		before := c.view.Load()
@@ -429,7 +429,6 @@ func (c *Cluster) await(t *timers, gossip *gossipLog) bool {
 			t.repeat.Reset(repeatAfter << t.repeated)
 		}
 	case <-t.minute.C:
-		gossip.forget()
 		c.forgetLines()
 	case <-c.ctx.Done():
 		return false
