@@ -121,10 +121,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 	c.prober = newProber(c)
 	known := c.prober.known
 	t.known.Store(&known)
-	if err := c.roster.advance(); err != nil {
-		t.Shutdown()
-		return nil, err
-	}
+	c.roster.advance()
 	c.tell()
 	c.publish()
 	conf := c.listConfig(t, gossip)
@@ -443,9 +440,7 @@ func (c *Cluster) advance(t *timers) {
 		t.silence.Reset(c.cfg.SeedTimeout)
 	}
 	c.roster.unverified, c.roster.fresh, c.roster.why = c.prober.pending()
-	if err := c.roster.advance(); err != nil {
-		c.fail(err)
-	}
+	c.roster.advance()
 	other, taken := c.roster.conflict()
 	switch {
 	case !taken:
@@ -520,12 +515,10 @@ func (c *Cluster) down(id identity) {
 }
 
 // refused takes in that the process at an address is not of our cluster.
-func (c *Cluster) refused(who string, state State, err error) {
+func (c *Cluster) refused(who string, err error) {
 	c.cfg.Rejected(OtherCluster)
 	c.logStranger(slog.LevelError, "node rejected", who, err)
-	if err := c.roster.refused(state, err, false); err != nil {
-		c.fail(err)
-	}
+	c.roster.refused(err)
 }
 
 // unverified takes in that gossip tells of a process that does not count.

@@ -25,7 +25,7 @@ func (d delegate) NotifyAlive(peer *memberlist.Node) error {
 		if who == "" {
 			who = peer.Address()
 		}
-		d.c.post(func() { d.c.refused(who, n.state, err) })
+		d.c.post(func() { d.c.refused(who, err) })
 		if n.addr.IsValid() && d.c.View().Self.State == Joining {
 			d.c.prober.heardForeign(n, err)
 		}

@@ -208,8 +208,8 @@ func (p *prober) answered(c claim, id Identity, err error) (exchange bool) {
 		case a.joins && listed && n.claim() == c:
 			p.c.up(n)
 		case a.foreign != nil:
-			if err := p.c.roster.refused(id.State, a.foreign, true); err != nil {
-				p.c.fail(err)
+			if p.c.roster.refused(a.foreign) && id.State.established() {
+				p.c.fail(a.foreign)
 			}
 		case a.failures == 1:
 			p.c.unanswered(c, err)

@@ -30,10 +30,9 @@ type roster struct {
 	fresh      int    // of them, those that have not been asked to the end even once
 	why        string // one of them does not count
 
-	// refusal is that of a node which this one would have joined; renewed when it has been heard since the seeds were
-	// last tried.
+	// refusal is why this node cannot join those that it would have joined; renewed when that has been found since the
+	// seeds were last tried.
 	refusal, renewed error
-	mistake          error // in this node's own settings
 }
 
 func newRoster(self node, seeds []string) *roster {
@@ -52,17 +51,14 @@ func (r *roster) up(n node) {
 // down notes that a process has left or is taken for dead.
 func (r *roster) down(id identity) { delete(r.others, id) }
 
-// refused notes that a node of the cluster we want to join, or something at a seed's address, does not want us or is
-// not wanted. It returns the fatal error that follows from it, if any: none without the node itself having answered.
-func (r *roster) refused(by State, err error, verified bool) error {
+// refused notes that a node of the cluster we want to join, or something at a seed's address, does not want us, is not
+// wanted, or cannot reach us. It reports whether that matters: this node is joining, and no member is there.
+func (r *roster) refused(err error) bool {
 	if r.self.state != Joining || len(r.others) > 0 {
-		return nil
+		return false
 	}
 	r.refusal, r.renewed = err, err
-	if verified && by.established() {
-		return err
-	}
-	return nil
+	return true
 }
 
 // seedsTried notes that all seeds have been tried.
@@ -71,15 +67,11 @@ func (r *roster) seedsTried() {
 	r.refusal, r.renewed = r.renewed, nil
 }
 
-// advance makes this node active when it may be, and returns the fatal error when it never will be. It does not go on
-// alone while there are others who reject it, or of whom gossip tells although they do not answer: it would admit
-// everything a second time.
-func (r *roster) advance() error {
+// advance makes this node active when it may be. It does not go on alone while there are others who reject it or cannot
+// reach it, or of whom gossip tells although they do not answer: it would admit everything a second time.
+func (r *roster) advance() {
 	if r.self.state != Joining {
-		return nil
-	}
-	if len(r.seeds) > 0 && !r.heard && r.silence && r.mistake != nil {
-		return r.mistake
+		return
 	}
 	settled := r.silence || r.quiet && r.fresh == 0
 	joined := len(r.seeds) == 0 || r.heard && r.tried && settled ||
@@ -87,7 +79,6 @@ func (r *roster) advance() error {
 	if _, taken := r.conflict(); joined && !taken {
 		r.self.state = Active
 	}
-	return nil
 }
 
 // expectant reports whether silence would mean something: there is a process that could answer.
@@ -147,8 +138,6 @@ func (r *roster) detail(alone bool) string {
 		return "leaving"
 	case r.self.state == Joining && r.refusal != nil && !r.heard:
 		return fmt.Sprintf("joining: %v", r.refusal)
-	case r.self.state == Joining && !r.heard && r.mistake != nil:
-		return fmt.Sprintf("joining: %v", r.mistake)
 	case r.self.state == Joining && !r.heard && r.unverified > 0 && r.why != "":
 		return fmt.Sprintf("joining: gossip tells of %d others, and none has answered on its peer port yet: %s",
 			r.unverified, r.why)

@@ -93,7 +93,7 @@ func (s *seeker) round(ctx context.Context) {
 		case strings.Contains(failed[i].Error(), "crypt"):
 			err := fmt.Errorf("seed %s at %s uses another gossip key, or one of the two uses none; give all nodes the same gossip-key-file", seed, a)
 			s.fails(seed, err)
-			s.c.post(func() { s.c.refused(a.String(), 0, err) })
+			s.c.post(func() { s.c.refused(a.String(), err) })
 		case !answered[seed]:
 			// The library's errors are lists over several lines.
 			s.fails(seed, errors.New(strings.Join(strings.Fields(failed[i].Error()), " ")))
@@ -151,7 +151,7 @@ func (s *seeker) reachable(seed string, a netip.AddrPort) bool {
 		return true
 	}
 	s.fails(seed, err)
-	s.c.post(func() { s.c.roster.mistake = err })
+	s.c.post(func() { s.c.roster.refused(err) })
 	return false
 }
 
