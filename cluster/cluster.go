@@ -37,9 +37,7 @@ type Cluster struct {
 	// The goroutine run owns these.
 	roster        *roster
 	conflictAsked identity        // uses our name, and is asked whether it is still there
-	refusals      map[string]bool // of what has been logged about strangers
-	lines         int             // logged about strangers in this minute
-	unlogged      int             // and not logged
+	refusals      map[string]bool // what has been logged about strangers in this minute
 
 	mu    sync.Mutex
 	queue []func() // for run to do, in order
@@ -418,6 +416,7 @@ func (c *Cluster) await(t *timers) bool {
 			// It has answered once. That it is still there only gossip says.
 			c.conflictAsked = other.identity
 			c.prober.ask(other.identity)
+			t.conflict.Reset(c.cfg.ConflictTimeout)
 		}
 	case <-t.repeat.C:
 		if t.repeated < repeats && c.roster.self.state != Leaving {
@@ -426,7 +425,7 @@ func (c *Cluster) await(t *timers) bool {
 			t.repeat.Reset(repeatAfter << t.repeated)
 		}
 	case <-t.minute.C:
-		c.forgetLines()
+		clear(c.refusals)
 	case <-c.ctx.Done():
 		return false
 	}
@@ -552,30 +551,14 @@ func (c *Cluster) failOnConflict(id identity) {
 // invent any number.
 const strangerLines = 20
 
-// logStranger logs a message about a process once.
+// logStranger logs a message about a process, once a minute.
 func (c *Cluster) logStranger(level slog.Level, message, who string, err error) {
 	about := message + who
-	if c.refusals[about] {
+	if c.refusals[about] || len(c.refusals) >= strangerLines {
 		return
-	}
-	if c.lines >= strangerLines {
-		c.unlogged++
-		return
-	}
-	c.lines++
-	if len(c.refusals) >= 1000 {
-		clear(c.refusals)
 	}
 	c.refusals[about] = true
 	c.log.Log(c.ctx, level, message, "who", who, "error", err)
-}
-
-// forgetLines begins another minute.
-func (c *Cluster) forgetLines() {
-	if c.unlogged > 0 {
-		c.log.Warn("log lines about strangers dropped", "lines", c.unlogged)
-	}
-	c.lines, c.unlogged = 0, 0
 }
 
 // fail reports a fatal error, the first one only.

@@ -46,8 +46,8 @@
 // # Rejection
 //
 // Nodes with other ring settings, another list of voters, another hash key, another protocol or another gossip key
-// reject each other as members; both log it, once for each name. The newcomer does not go on alone, because it would
-// admit everything a second time: a node that is still joining and finds itself rejected, or hears of others that do
-// not answer on their peer ports, stays joining and says so. When an established node itself says, on its peer port,
-// that its settings differ, the newcomer reports a fatal error.
+// reject each other as members; both log it. The newcomer does not go on alone, because it would admit everything a
+// second time: a node that is still joining and finds itself rejected, or hears of others that do not answer on their
+// peer ports, stays joining and says so. When an established node itself says, on its peer port, that its settings
+// differ, the newcomer reports a fatal error.
 package cluster

@@ -142,7 +142,7 @@ func (p *prober) down(id identity) {
 func (p *prober) ask(id identity) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.v.ask(id, p.now())
+	p.v.doubt(id, p.now())
 	p.look()
 }
 
@@ -213,8 +213,7 @@ func (p *prober) answered(c claim, id Identity, err error) (exchange bool) {
 			}
 		case a.failures == 1:
 			p.c.unanswered(c, err)
-		}
-		if a.joins {
+		case a.kept:
 			p.c.failOnConflict(c.identity)
 		}
 	})

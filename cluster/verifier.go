@@ -154,13 +154,6 @@ func (v *verifier) add(c claim, foreign error, now time.Time) {
 	v.candidates[c] = &candidate{foreign: foreign, due: now, heard: now}
 }
 
-// ask makes next return a member at once, although it has answered.
-func (v *verifier) ask(id identity, now time.Time) {
-	if m, is := v.members[id]; is {
-		v.candidates[m] = &candidate{due: now, heard: now}
-	}
-}
-
 // next returns the candidate to ask next, and whether it is foreign. If there is none, found is false, and wait is how
 // long to wait until there may be one.
 func (v *verifier) next(now time.Time) (c claim, foreign, found bool, wait time.Duration) {
@@ -253,8 +246,8 @@ func (v *verifier) answered(c claim, err error, now time.Time) answer {
 	return answer{failures: k.failures}
 }
 
-// doubt notes that gossip takes a process for dead. It reports whether the process counts until it has been asked. It
-// does if it is a member.
+// doubt makes next return a member at once, because gossip takes it for dead or because it has this process's name. It
+// reports whether the process is a member, and so counts until it has been asked.
 func (v *verifier) doubt(id identity, now time.Time) bool {
 	m, is := v.members[id]
 	if is {

@@ -64,7 +64,7 @@ func TestVerifier(t *testing.T) {
 	delete(v.candidates, other) // which is asked at the same endpoint, one at a time
 	v.asks(now, yes)
 	expect.True(t, v.isMember(b), "does not count although it answers again")
-	v.ask(b.identity, now)
+	v.doubt(b.identity, now)
 	expect.True(t, slices.Equal(v.asks(now, no), []string{b.String()}) && !v.isMember(b),
 		"counts although it does not answer any more")
 	v.heard(b, now)
