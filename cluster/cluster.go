@@ -49,7 +49,7 @@ type Cluster struct {
 	keys    sync.Mutex          // held while the keyring is looked at or changed
 	keyring *memberlist.Keyring // nil: gossip in plain text
 
-	leave  sync.Mutex // held while the list is told that this node leaves
+	leave  sync.Mutex // held while the list is told that this node leaves, or is stopped
 	closed sync.Once
 }
 
@@ -277,42 +277,22 @@ func (c *Cluster) Leave(ctx context.Context) error {
 	case <-c.ctx.Done():
 		return errClosed
 	}
-	told, err := c.tellLeaving()
-	if err != nil {
-		return err
-	}
-	select {
-	case err := <-told:
-		if err != nil {
-			return fmt.Errorf("cluster: leaving: %w", err)
+	// The goroutine run tells nothing more about a leaving node, so no other goroutine calls UpdateNode.
+	c.leave.Lock()
+	defer c.leave.Unlock()
+	var err error
+	for range leaveTimeout / leaveAttempt {
+		if c.ctx.Err() != nil {
+			return errClosed
 		}
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("cluster: leaving: %w", ctx.Err())
-	}
-}
-
-// tellLeaving spreads that this node leaves and returns a channel that gets the outcome. The goroutine run tells
-// nothing more about a leaving node, so no other goroutine calls UpdateNode.
-func (c *Cluster) tellLeaving() (<-chan error, error) {
-	c.mu.Lock() // so that stop waits for it
-	defer c.mu.Unlock()
-	if c.ctx.Err() != nil {
-		return nil, errClosed
-	}
-	told := make(chan error, 1)
-	c.wg.Go(func() {
-		c.leave.Lock()
-		defer c.leave.Unlock()
-		var err error
-		for range leaveTimeout / leaveAttempt {
-			if err = c.list.UpdateNode(leaveAttempt); err == nil || c.ctx.Err() != nil {
-				break
-			}
+		if err = c.list.UpdateNode(leaveAttempt); err == nil {
+			return nil
 		}
-		told <- err
-	})
-	return told, nil
+		if ctx.Err() != nil {
+			return fmt.Errorf("cluster: leaving: %w", ctx.Err())
+		}
+	}
+	return fmt.Errorf("cluster: leaving: %w", err)
 }
 
 // Close says goodbye to the others and stops all activity, within about 3 s. The last view stays.
@@ -327,6 +307,8 @@ func (c *Cluster) stop(goodbye func() error) (err error) {
 		c.cancel()
 		c.mu.Unlock()
 		c.wg.Wait()
+		c.leave.Lock()
+		defer c.leave.Unlock()
 		if gone := goodbye(); gone != nil {
 			c.log.Debug("leave not acknowledged", "error", gone)
 		}
@@ -379,17 +361,9 @@ func newTimers(cfg *Config) *timers {
 	return t
 }
 
-func (t *timers) stop() {
-	for _, one := range []*time.Timer{t.silence, t.settle, t.conflict, t.repeat} {
-		one.Stop()
-	}
-	t.minute.Stop()
-}
-
 // run owns the state until Close: it takes in what has happened, and publishes and tells what follows.
 func (c *Cluster) run() {
 	t := newTimers(&c.cfg)
-	defer t.stop()
 	for c.await(t) {
 		c.advance(t)
 	}
