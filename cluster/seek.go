@@ -79,12 +79,6 @@ func (s *seeker) round(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	answered := map[string]bool{}
-	for i, a := range addrs {
-		if failed[i] == nil {
-			answered[seedOf[a]] = true
-		}
-	}
 	for i, a := range addrs {
 		seed := seedOf[a]
 		switch {
@@ -94,7 +88,7 @@ func (s *seeker) round(ctx context.Context) {
 			err := fmt.Errorf("seed %s at %s uses another gossip key, or one of the two uses none; give all nodes the same gossip-key-file", seed, a)
 			s.fails(seed, err)
 			s.c.post(func() { s.c.refused(a.String(), err) })
-		case !answered[seed]:
+		default:
 			// The library's errors are lists over several lines.
 			s.fails(seed, errors.New(strings.Join(strings.Fields(failed[i].Error()), " ")))
 		}
