@@ -27,14 +27,14 @@ func (d delegate) NotifyAlive(peer *memberlist.Node) error {
 		}
 		d.c.post(func() { d.c.refused(who, err) })
 		if n.addr.IsValid() && d.c.View().Self.State == Joining {
-			d.c.prober.heardForeign(n, err)
+			d.c.prober.heard(n, err)
 		}
 		return err
 	}
 	if n.identity == d.c.self.identity {
 		return nil
 	}
-	err = d.c.prober.heard(n)
+	err = d.c.prober.heard(n, nil)
 	if err != nil {
 		d.c.post(func() { d.c.unverified(n, err) })
 	}

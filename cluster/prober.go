@@ -14,7 +14,7 @@ import (
 // This file asks the processes that gossip names who they are. It lies between the membership library and the roster.
 // verifier.go has the state and the words.
 //
-//  1. The library calls heard, heardForeign, up and down (delegate.go). They tell the verifier, and wake run.
+//  1. The library calls heard, up and down (delegate.go). They tell the verifier, and wake run.
 //  2. run asks the verifier for the candidate to ask next, and starts a goroutine for each (probe).
 //  3. probe asks the process on its peer port (Config.Identify), and compares the answer with the claim.
 //  4. answered tells the verifier the outcome. It posts to the cluster's goroutine which processes count from now on,
@@ -94,21 +94,14 @@ func (p *prober) run(ctx context.Context) {
 // look wakes run, which looks for a process to ask.
 func (p *prober) look() { p.wake.Set() }
 
-// heard takes in what gossip says of a process, and returns why it does not count, or nil.
-func (p *prober) heard(n node) error {
+// heard takes in what gossip says of a process, and returns why it does not count, or nil. foreign says why it cannot be
+// a member; nil: it can.
+func (p *prober) heard(n node, foreign error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := p.v.heard(n.claim(), p.now())
+	err := p.v.heard(n.claim(), foreign, p.now())
 	p.look()
 	return err
-}
-
-// heardForeign takes in what gossip says of a process that cannot be a member, and why.
-func (p *prober) heardForeign(n node, why error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.v.heardForeign(n.claim(), why, p.now())
-	p.look()
 }
 
 // up takes in that the library lists a process, or that the process has changed its metadata.

@@ -114,7 +114,8 @@ func (v *verifier) known(ip netip.Addr) bool {
 }
 
 // heard takes in what gossip says of another process, and returns why the process does not count, or nil if it does.
-func (v *verifier) heard(c claim, now time.Time) error {
+// foreign says why it cannot be a member; nil: it can.
+func (v *verifier) heard(c claim, foreign error, now time.Time) error {
 	switch {
 	case v.isMember(c):
 		return nil
@@ -122,18 +123,11 @@ func (v *verifier) heard(c claim, now time.Time) error {
 		return errNoPeerPort
 	case c.addr == v.self.addr || c.endpoint() == v.self.endpoint():
 		return errOurAddress
-	case v.full():
+	case foreign == nil && v.full():
 		return fmt.Errorf("%w: %d; see max-members", errTooMany, v.max)
 	}
-	v.add(c, nil, now)
+	v.add(c, foreign, now)
 	return errUnverified
-}
-
-// heardForeign takes in what gossip says of a process that cannot be a member.
-func (v *verifier) heardForeign(c claim, why error, now time.Time) {
-	if c.peer != 0 && c.addr != v.self.addr && c.endpoint() != v.self.endpoint() && !v.isMember(c) {
-		v.add(c, why, now)
-	}
 }
 
 // add adds a candidate, or notes that gossip has named it again. If there are too many, a random one makes room, so that

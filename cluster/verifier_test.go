@@ -44,50 +44,50 @@ func TestVerifier(t *testing.T) {
 	start := time.Unix(1000, 0)
 	v := newVerifier(claimed("a", 1, 1), 4)
 	b, c := claimed("b", 2, 2), claimed("c", 3, 3)
-	expect.ErrorIs(t, v.heard(b, start), errUnverified, "heard of for the first time")
+	expect.ErrorIs(t, v.heard(b, nil, start), errUnverified, "heard of for the first time")
 	at, foreign, found, _ := v.next(start)
 	must.True(t, found && !foreign && at == b, "asks %v, %v, %v", at, foreign, found)
 	_, _, found, _ = v.next(start)
 	expect.True(t, !found, "asks a second time meanwhile")
 	a := v.answered(b, nil, start)
-	expect.True(t, a.joins && v.heard(b, start) == nil && v.known(b.addr.Addr()), "after its answer: %+v", a)
+	expect.True(t, a.joins && v.heard(b, nil, start) == nil && v.known(b.addr.Addr()), "after its answer: %+v", a)
 	other := b
 	other.http++
-	expect.ErrorIs(t, v.heard(other, start), errUnverified, "on another port")
+	expect.ErrorIs(t, v.heard(other, nil, start), errUnverified, "on another port")
 
 	// It is gone, and asked like any other one when it is back.
 	now := start
 	v.asks(now, no)
 	v.remove(b.identity)
 	expect.True(t, !v.known(b.addr.Addr()), "the address of one that is gone is known")
-	expect.ErrorIs(t, v.heard(b, now), errUnverified, "when it is back")
+	expect.ErrorIs(t, v.heard(b, nil, now), errUnverified, "when it is back")
 	delete(v.candidates, other) // which is asked at the same endpoint, one at a time
 	v.asks(now, yes)
 	expect.True(t, v.isMember(b), "does not count although it answers again")
 	v.doubt(b.identity, now)
 	expect.True(t, slices.Equal(v.asks(now, no), []string{b.String()}) && !v.isMember(b),
 		"counts although it does not answer any more")
-	v.heard(b, now)
+	v.heard(b, nil, now)
 	v.asks(now, yes)
 
 	// A process at the same place takes it.
 	next := claimed("b", 9, 2)
 	next.peer++
-	v.heard(next, now)
+	v.heard(next, nil, now)
 	at, _, _, _ = v.next(now)
 	a = v.answered(at, nil, now)
 	expect.True(t, slices.Equal(a.gone, []identity{b.identity}), "the successor is confirmed: %+v", a)
 
 	// No more than there may be.
-	v.heard(c, now)
+	v.heard(c, nil, now)
 	v.asks(now, yes)
-	v.heard(claimed("d", 4, 4), now)
+	v.heard(claimed("d", 4, 4), nil, now)
 	v.asks(now, yes)
-	expect.ErrorIs(t, v.heard(claimed("e", 5, 5), now), errTooMany, "one too many")
+	expect.ErrorIs(t, v.heard(claimed("e", 5, 5), nil, now), errTooMany, "one too many")
 	v.remove(c.identity)
-	expect.ErrorIs(t, v.heard(claimed("e", 5, 5), now), errUnverified, "when another one is gone")
+	expect.ErrorIs(t, v.heard(claimed("e", 5, 5), nil, now), errUnverified, "when another one is gone")
 	v.asks(now, yes)
-	expect.ErrorIs(t, v.heard(c, now), errTooMany, "one that is back when another one has its place")
+	expect.ErrorIs(t, v.heard(c, nil, now), errTooMany, "one that is back when another one has its place")
 	moved := c
 	moved.peer++
 	expect.True(t, !v.confirm(moved).joins, "one that is back at another endpoint joins in place of no one")
@@ -101,7 +101,7 @@ func TestVerifier(t *testing.T) {
 		{claim{identity: identity{"x", 1}, addr: netip.AddrPortFrom(v.self.addr.Addr(), 1), peer: v.self.peer},
 			errOurAddress},
 	} {
-		expect.ErrorIs(t, v.heard(bad.c, now), bad.want, "%+v", bad.c)
+		expect.ErrorIs(t, v.heard(bad.c, nil, now), bad.want, "%+v", bad.c)
 	}
 }
 
@@ -110,20 +110,20 @@ func TestVerifier(t *testing.T) {
 func TestVerifierSuccessors(t *testing.T) {
 	now := time.Unix(1000, 0)
 	v, b := newVerifier(claimed("a", 1, 1), 3), claimed("b", 2, 2)
-	v.heard(b, now)
+	v.heard(b, nil, now)
 	v.asks(now, yes)
 	next := claimed("next", 3, 2)
 	next.addr = netip.AddrPortFrom(b.addr.Addr(), b.addr.Port()+1)
-	v.heard(next, now)
+	v.heard(next, nil, now)
 	v.asks(now, yes)
 	expect.True(t, !v.isMember(b) && v.isMember(next), "two are at one endpoint")
 	moved := next
 	moved.http++
-	v.heard(moved, now)
+	v.heard(moved, nil, now)
 	c, _, found, _ := v.next(now)
 	must.True(t, found && c == moved, "is not asked")
 	last := claimed("last", 4, 4)
-	v.heard(last, now)
+	v.heard(last, nil, now)
 	v.asks(now, yes)
 	if a := v.answered(moved, nil, now); !v.isMember(last) || !a.joins || !v.isMember(moved) {
 		t.Errorf("on another port, among as many as there may be: %+v", a)
@@ -139,7 +139,7 @@ func TestProberDown(t *testing.T) {
 	c := &Cluster{cfg: Config{MaxMembers: 4}, self: a, wake: fifo.NewSignal(), ctx: ctx}
 	for state, stays := range map[State]bool{Active: true, Joining: true, Leaving: false} {
 		p, b := newProber(c), process("b", 2, 2, state)
-		p.v.heard(b.claim(), p.now())
+		p.v.heard(b.claim(), nil, p.now())
 		p.v.asks(p.now(), yes)
 		p.up(b)
 		p.down(b.identity)
@@ -183,7 +183,7 @@ func TestVerifierDoubt(t *testing.T) {
 			start := time.Unix(1000, 0)
 			v := newVerifier(claimed("a", 1, 1), 4)
 			b := claimed("b", 2, 2)
-			v.heard(b, start)
+			v.heard(b, nil, start)
 			v.asks(start, yes)
 			must.True(t, v.doubt(b.identity, start), "is not asked before it counts as gone")
 			gone := time.Duration(-1)
@@ -208,7 +208,7 @@ func TestVerifierDoubt(t *testing.T) {
 	var all []claim
 	for i := range byte(3 * maxProbes) {
 		all = append(all, claimed(fmt.Sprint("n", i), uint64(i)+2, i+2))
-		v.heard(all[i], start)
+		v.heard(all[i], nil, start)
 		v.asks(start, yes)
 	}
 	for _, c := range all {
@@ -223,7 +223,7 @@ func TestVerifierForeign(t *testing.T) {
 	now := time.Unix(1000, 0)
 	v := newVerifier(claimed("a", 1, 1), 4)
 	why := errors.New("another secret")
-	v.heardForeign(claimed("x", 7, 7), why, now)
+	v.heard(claimed("x", 7, 7), why, now)
 	all, _, _ := v.pending()
 	expect.Equal(t, all, 0, "it is waited for")
 	c, foreign, _, _ := v.next(now)
@@ -238,7 +238,7 @@ func TestVerifierBackoff(t *testing.T) {
 	b := claimed("b", 2, 2)
 	var waits []time.Duration
 	for range 8 {
-		v.heard(b, now)
+		v.heard(b, nil, now)
 		asked := v.asks(now, no)
 		must.Equal(t, len(asked), 1, "after %v: asked %v", waits, asked)
 		_, _, found, wait := v.next(now)
@@ -261,7 +261,7 @@ func TestVerifierFlood(t *testing.T) {
 	v := newVerifier(claimed("a", 1, 1), 64)
 	invent := func(i int) {
 		v.heard(claim{identity{fmt.Sprint("x", i), 5},
-			netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 7946), 7947, 0, 0}, now)
+			netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 7946), 7947, 0, 0}, nil, now)
 	}
 	for i := range 10_000 {
 		invent(i)
@@ -277,7 +277,7 @@ func TestVerifierFlood(t *testing.T) {
 		for i := range 100 {
 			invent(10_000*(round+2) + i)
 		}
-		v.heard(late, now)
+		v.heard(late, nil, now)
 		v.asks(now, func(c claim) error {
 			if c == late {
 				return nil
