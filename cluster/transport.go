@@ -145,7 +145,9 @@ func (t *transport) enter(conn net.Conn) bool {
 	}
 	*group++
 	t.open[from]++
+	forget := t.closing(conn)
 	leave := sync.OnceFunc(func() {
+		forget()
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		*group--
@@ -153,10 +155,13 @@ func (t *transport) enter(conn net.Conn) bool {
 			delete(t.open, from)
 		}
 	})
-	t.work.Go(func() {
-		t.admit(incoming{stream: stream{conn, context.AfterFunc(t.ctx, func() { conn.Close() })}, leave: leave})
-	})
+	t.work.Go(func() { t.admit(conn, leave) })
 	return true
+}
+
+// closing closes a connection when the context ends, unless forget is called.
+func (t *transport) closing(conn net.Conn) (forget func() bool) {
+	return context.AfterFunc(t.ctx, func() { conn.Close() })
 }
 
 // addrOf returns the address that a connection comes from.
@@ -167,85 +172,69 @@ func addrOf(conn net.Conn) netip.Addr {
 	return netip.Addr{}
 }
 
-// admit reads what a connection begins with, and leaves it to the library when that is what a node sends.
-func (t *transport) admit(conn incoming) {
+// admit reads what a connection begins with, and leaves it to the library when that is what a node sends. leave takes it
+// out of the count.
+func (t *transport) admit(conn net.Conn, leave func()) {
+	s := stream{Conn: conn, closed: leave}
 	if err := conn.SetDeadline(time.Now().Add(streamTimeout)); err != nil {
-		conn.Close()
+		s.Close()
 		return
 	}
-	rest, reason := t.screen.stream(conn, isAsked)
-	if rest == nil {
+	var reason string
+	if s.rest, reason = t.screen.stream(conn, isAsked); s.rest == nil {
 		if reason != "" {
 			t.cfg.Rejected(reason)
 		}
-		conn.Close()
+		s.Close()
 		return
 	}
-	conn.rest = rest
 	select {
-	case t.streams <- conn:
+	case t.streams <- s:
 	case <-t.done:
-		conn.Close()
+		s.Close()
 	}
 }
 
-// incoming is a connection that has been let in. Its beginning has been read.
-type incoming struct {
-	stream
-	rest  io.Reader
-	leave func() // takes it out of the count
-}
-
-// Read returns what was sent, from the beginning.
-func (c incoming) Read(b []byte) (int, error) {
-	if c.rest == nil {
-		return c.stream.Read(b)
-	}
-	return c.rest.Read(b)
-}
-
-// Close closes the connection.
-func (c incoming) Close() error {
-	c.leave()
-	return c.stream.Close()
-}
-
-// DialAddressTimeout is the library's way of opening a stream.
+// DialAddressTimeout is the library's way of opening a stream. What comes back is screened like what others send.
 func (t *transport) DialAddressTimeout(addr memberlist.Address, timeout time.Duration) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: timeout}
 	conn, err := dialer.DialContext(t.ctx, "tcp", addr.Addr)
 	if err != nil {
 		return nil, err
 	}
-	s := stream{conn, context.AfterFunc(t.ctx, func() { conn.Close() })}
-	return &outgoing{stream: s, screen: t.screen}, nil
+	forget := t.closing(conn)
+	return stream{conn, &reply{screen: t.screen, conn: conn}, func() { forget() }}, nil
 }
 
-// outgoing is a connection that this node has made. What comes back is screened like what others send.
-type outgoing struct {
-	stream
-	screen screen
-	back   io.Reader // the answer, from the first Read on
-}
-
-// Read reads the answer.
-func (c *outgoing) Read(b []byte) (int, error) {
-	if c.back == nil {
-		if c.back, _ = c.screen.stream(c.stream, isAnswer); c.back == nil {
-			c.back = bytes.NewReader(nil)
-		}
-	}
-	return c.back.Read(b)
-}
-
-// stream forgets the context when it is closed.
+// stream is a connection of which the library reads what the screen lets in.
 type stream struct {
 	net.Conn
-	forget func() bool
+	rest   io.Reader
+	closed func()
 }
+
+// Read returns what was sent, from the beginning.
+func (s stream) Read(b []byte) (int, error) { return s.rest.Read(b) }
 
 // Close closes the connection.
 func (s stream) Close() error {
-	s.forget()
+	s.closed()
 	return s.Conn.Close()
+}
+
+// reply is what comes back on a connection that this node has made.
+type reply struct {
+	screen screen
+	conn   io.Reader
+	rest   io.Reader // from the first Read on
+}
+
+// Read reads the answer.
+func (r *reply) Read(b []byte) (int, error) {
+	if r.rest == nil {
+		if r.rest, _ = r.screen.stream(r.conn, isAnswer); r.rest == nil {
+			r.rest = bytes.NewReader(nil)
+		}
+	}
+	return r.rest.Read(b)
 }
