@@ -142,15 +142,15 @@ func selfNode(cfg *Config, addr netip.AddrPort) node {
 		identity: identity{cfg.Name, newBoot()},
 		addr:     addr,
 		metadata: metadata{
-			protocol: protocol,
-			state:    Joining,
-			settings: cfg.SettingsFingerprint,
-			voters:   votersFingerprint(cfg.Voters),
-			policy:   cfg.PolicyHash,
-			envoy:    cfg.EnvoyHash,
-			peer:     uint16(cfg.PeerPort),
-			http:     uint16(cfg.HTTPPort),
-			grpc:     uint16(cfg.GRPCPort),
+			Protocol: protocol,
+			State:    Joining,
+			Settings: cfg.SettingsFingerprint,
+			Voters:   votersFingerprint(cfg.Voters),
+			Policy:   cfg.PolicyHash,
+			Envoy:    cfg.EnvoyHash,
+			Peer:     uint16(cfg.PeerPort),
+			HTTP:     uint16(cfg.HTTPPort),
+			GRPC:     uint16(cfg.GRPCPort),
 		},
 	}
 }
@@ -248,15 +248,15 @@ func (c *Cluster) Ready() (ready bool, detail string) {
 func (c *Cluster) Fatal() <-chan error { return c.fatal }
 
 // SetPolicyHash tells the other members which policies this node has loaded, so that a difference shows.
-func (c *Cluster) SetPolicyHash(hash uint32) { c.describe(func(m *metadata) { m.policy = hash }) }
+func (c *Cluster) SetPolicyHash(hash uint32) { c.describe(func(m *metadata) { m.Policy = hash }) }
 
 // SetEnvoyHash tells the other members which configuration files for Envoy this node has loaded; 0: none.
-func (c *Cluster) SetEnvoyHash(hash uint32) { c.describe(func(m *metadata) { m.envoy = hash }) }
+func (c *Cluster) SetEnvoyHash(hash uint32) { c.describe(func(m *metadata) { m.Envoy = hash }) }
 
 // describe changes what this node tells about itself.
 func (c *Cluster) describe(change func(*metadata)) {
 	c.post(func() {
-		if c.roster.self.state != Leaving {
+		if c.roster.self.State != Leaving {
 			change(&c.roster.self.metadata)
 		}
 	})
@@ -267,7 +267,7 @@ func (c *Cluster) describe(change func(*metadata)) {
 func (c *Cluster) Leave(ctx context.Context) error {
 	left := make(chan struct{})
 	c.post(func() {
-		c.roster.self.state = Leaving
+		c.roster.self.State = Leaving
 		c.tell()
 		c.publish()
 		close(left)
@@ -393,7 +393,7 @@ func (c *Cluster) await(t *timers) bool {
 			t.conflict.Reset(c.cfg.ConflictTimeout)
 		}
 	case <-t.repeat.C:
-		if t.repeated < repeats && c.roster.self.state != Leaving {
+		if t.repeated < repeats && c.roster.self.State != Leaving {
 			c.list.UpdateNode(1) // its argument bounds a wait for the spreading, which is not needed here
 			t.repeated++
 			t.repeat.Reset(repeatAfter << t.repeated)
@@ -468,8 +468,8 @@ func (c *Cluster) up(n node) {
 	if n.identity == c.self.identity {
 		return
 	}
-	if old, known := c.roster.others[n.identity]; !known || old.state != n.state {
-		c.log.Info("member state changed", "member", n.name, "state", n.state.String(), "addr", n.addr)
+	if old, known := c.roster.others[n.identity]; !known || old.State != n.State {
+		c.log.Info("member state changed", "member", n.name, "state", n.State.String(), "addr", n.addr)
 	}
 	c.roster.up(n)
 }
@@ -479,7 +479,7 @@ func (c *Cluster) down(id identity) {
 	n, known := c.roster.others[id]
 	switch {
 	case !known:
-	case n.state == Leaving:
+	case n.State == Leaving:
 		c.log.Info("member left", "member", n.name, "addr", n.addr)
 	default:
 		c.log.Warn("member lost", "member", n.name, "addr", n.addr)

@@ -160,13 +160,13 @@ func (n testNode) gossip() string { return n.View().Self.GossipAddr }
 
 // crash ends a node without a goodbye.
 func (n testNode) crash() {
-	answerAt(int(n.self.peer), nil)
+	answerAt(int(n.self.Peer), nil)
 	n.stop(func() error { return nil })
 }
 
 // Close ends a node with one.
 func (n testNode) Close() error {
-	defer answerAt(int(n.self.peer), nil)
+	defer answerAt(int(n.self.Peer), nil)
 	return n.Cluster.Close()
 }
 

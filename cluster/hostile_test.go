@@ -83,8 +83,8 @@ func sealStream(key, b []byte, version byte) []byte {
 // invented is a process that is not there, and says that it is of this cluster.
 func invented(name string, boot uint64, addr string) node {
 	return node{identity{name, boot}, netip.MustParseAddrPort(addr), metadata{
-		protocol: protocol, state: Active, settings: ring.SettingsFingerprint(ring.HashKey{}), peer: 1, http: 2,
-		grpc: 3,
+		Protocol: protocol, State: Active, Settings: ring.SettingsFingerprint(ring.HashKey{}), Peer: 1, HTTP: 2,
+		GRPC: 3,
 	}}
 }
 
@@ -163,11 +163,11 @@ func TestGossipEndsNobody(t *testing.T) {
 	atOurs := namesake
 	atOurs.addr = netip.MustParseAddrPort(a.gossip())
 	atB := namesake
-	atB.addr, atB.peer = netip.MustParseAddrPort(b.gossip()), uint16(b.cfg.PeerPort)
+	atB.addr, atB.Peer = netip.MustParseAddrPort(b.gossip()), uint16(b.cfg.PeerPort)
 	foreign := invented("z", 1<<63, "127.0.0.9:7946")
-	foreign.settings++
+	foreign.Settings++
 	ourselves := invented("a", a.self.boot, a.gossip())
-	ourselves.state = Leaving
+	ourselves.State = Leaving
 	failures := func() int {
 		a.prober.mu.Lock()
 		defer a.prober.mu.Unlock()
@@ -224,10 +224,10 @@ func TestVerifiedWithoutGossip(t *testing.T) {
 	t.Parallel()
 	a := startNode(t, config("a"))
 	n := invented("x", 1<<63, local(freePorts(t, 1)[0]))
-	n.peer = uint16(newPeerPort())
+	n.Peer = uint16(newPeerPort())
 	x := &Cluster{self: n}
 	x.view.Store(newView(nil, n.member(), nil))
-	answerAt(int(n.peer), x)
+	answerAt(int(n.Peer), x)
 	send := a.sender(t, nil)
 	testkit.Eventually(t, "it has answered, and could not be taken in", func() bool {
 		a.prober.mu.Lock()
@@ -541,8 +541,8 @@ func FuzzAlive(f *testing.F) {
 	c := &Cluster{cfg: Config{}.withDefaults(), log: slog.New(slog.DiscardHandler), wake: make(chan struct{}, 1),
 		ctx: f.Context(), refusals: map[string]bool{}}
 	c.self = invented("a", 1, "127.0.0.1:7946")
-	c.self.state = Joining
-	c.cfg.SettingsFingerprint = c.self.settings
+	c.self.State = Joining
+	c.cfg.SettingsFingerprint = c.self.Settings
 	c.roster = newRoster(c.self, []string{"seed:7946"})
 	c.prober = newProber(c)
 	c.publish()

@@ -43,9 +43,9 @@ type Identity struct {
 // Identity returns what this process answers.
 func (c *Cluster) Identity() Identity {
 	return Identity{
-		Name: c.self.name, Boot: c.self.boot, State: c.View().Self.State, Settings: c.self.settings,
-		Voters:     c.self.voters,
-		GossipPort: c.self.addr.Port(), HTTPPort: c.self.http, GRPCPort: c.self.grpc,
+		Name: c.self.name, Boot: c.self.boot, State: c.View().Self.State, Settings: c.self.Settings,
+		Voters:     c.self.Voters,
+		GossipPort: c.self.addr.Port(), HTTPPort: c.self.HTTP, GRPCPort: c.self.GRPC,
 	}
 }
 
@@ -120,7 +120,7 @@ func (p *prober) up(n node) {
 func (p *prober) down(id identity) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	leaves := p.listed[id].state == Leaving
+	leaves := p.listed[id].State == Leaving
 	delete(p.listed, id)
 	if !leaves && p.v.doubt(id, p.now()) {
 		p.c.post(func() { p.c.log.Warn("member suspected", "member", id.name) })
@@ -218,9 +218,9 @@ func (p *prober) compare(c claim, id Identity, foreign bool) error {
 	switch {
 	case id.Name != c.name || id.Boot != c.boot:
 		return fmt.Errorf("there is another process: %.63q", id.Name)
-	case id.GossipPort != c.addr.Port() || id.HTTPPort != c.http || id.GRPCPort != c.grpc:
+	case id.GossipPort != c.addr.Port() || id.HTTPPort != c.HTTP || id.GRPCPort != c.GRPC:
 		return errors.New("it listens on other ports than gossip says")
-	case foreign == (id.Settings == p.c.self.settings && id.Voters == p.c.self.voters):
+	case foreign == (id.Settings == p.c.self.Settings && id.Voters == p.c.self.Voters):
 		return errors.New("its settings are not those that gossip says")
 	}
 	return nil

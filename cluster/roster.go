@@ -54,7 +54,7 @@ func (r *roster) down(id identity) { delete(r.others, id) }
 // refused notes that a node of the cluster we want to join, or something at a seed's address, does not want us, is not
 // wanted, or cannot reach us. It reports whether that matters: this node is joining, and no member is there.
 func (r *roster) refused(err error) bool {
-	if r.self.state != Joining || len(r.others) > 0 {
+	if r.self.State != Joining || len(r.others) > 0 {
 		return false
 	}
 	r.refusal, r.renewed = err, err
@@ -70,14 +70,14 @@ func (r *roster) seedsTried() {
 // advance makes this node active when it may be. It does not go on alone while there are others who reject it or cannot
 // reach it, or of whom gossip tells although they do not answer: it would admit everything a second time.
 func (r *roster) advance() {
-	if r.self.state != Joining {
+	if r.self.State != Joining {
 		return
 	}
 	settled := r.silence || r.quiet && r.fresh == 0
 	joined := len(r.seeds) == 0 || r.heard && r.tried && settled ||
 		!r.heard && r.silence && r.refusal == nil && r.unverified == 0
 	if _, taken := r.conflict(); joined && !taken {
-		r.self.state = Active
+		r.self.State = Active
 	}
 }
 
@@ -104,8 +104,8 @@ func (r *roster) counting() map[string]node {
 
 // precedes says which of two processes of one name counts.
 func precedes(a, b node) bool {
-	if a.state.established() != b.state.established() {
-		return a.state.established()
+	if a.State.established() != b.State.established() {
+		return a.State.established()
 	}
 	return a.boot > b.boot
 }
@@ -133,19 +133,19 @@ func (r *roster) detail(alone bool) string {
 	other, taken := r.conflict()
 	switch {
 	case taken:
-		return fmt.Sprintf("%s: %v", r.self.state, inUse(other))
-	case r.self.state == Leaving:
+		return fmt.Sprintf("%s: %v", r.self.State, inUse(other))
+	case r.self.State == Leaving:
 		return "leaving"
-	case r.self.state == Joining && r.refusal != nil && !r.heard:
+	case r.self.State == Joining && r.refusal != nil && !r.heard:
 		return fmt.Sprintf("joining: %v", r.refusal)
-	case r.self.state == Joining && !r.heard && r.unverified > 0 && r.why != "":
+	case r.self.State == Joining && !r.heard && r.unverified > 0 && r.why != "":
 		return fmt.Sprintf("joining: gossip tells of %d others, and none has answered on its peer port yet: %s",
 			r.unverified, r.why)
-	case r.self.state == Joining && !r.heard && r.tried && !r.found:
+	case r.self.State == Joining && !r.heard && r.tried && !r.found:
 		return "joining: no seed has answered yet: none of their names stands for an address: " + r.seedNames()
-	case r.self.state == Joining && !r.heard:
+	case r.self.State == Joining && !r.heard:
 		return "joining: no seed has answered yet: " + r.seedNames()
-	case r.self.state == Joining:
+	case r.self.State == Joining:
 		return "joining: waiting for the membership to settle"
 	case alone:
 		return "alone: no other member is there and no seed answers; still trying: " + r.seedNames()

@@ -17,7 +17,7 @@ func process(name string, boot uint64, host byte, state State) node {
 	return node{
 		identity: identity{name, boot},
 		addr:     netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, host}), 7946),
-		metadata: metadata{protocol: protocol, state: state, peer: 7947, http: 8080},
+		metadata: metadata{Protocol: protocol, State: state, Peer: 7947, HTTP: 8080},
 	}
 }
 
@@ -190,8 +190,8 @@ func TestRosterOrder(t *testing.T) {
 					continue
 				}
 				n := n
-				n.state = states[random.IntN(3)]
-				n.policy = random.Uint32()
+				n.State = states[random.IntN(3)]
+				n.Policy = random.Uint32()
 				history = append(history, func(r *roster) { r.up(n) })
 			}
 			histories = append(histories, history)

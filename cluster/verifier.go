@@ -40,13 +40,13 @@ import (
 type claim struct {
 	identity
 	addr             netip.AddrPort // of its gossip
-	peer, http, grpc uint16
+	Peer, HTTP, GRPC uint16
 }
 
-func (n node) claim() claim { return claim{n.identity, n.addr, n.peer, n.http, n.grpc} }
+func (n node) claim() claim { return claim{n.identity, n.addr, n.Peer, n.HTTP, n.GRPC} }
 
 // endpoint is the address at which the process answers other nodes, by the claim.
-func (c claim) endpoint() netip.AddrPort { return netip.AddrPortFrom(c.addr.Addr(), c.peer) }
+func (c claim) endpoint() netip.AddrPort { return netip.AddrPortFrom(c.addr.Addr(), c.Peer) }
 
 // Bounds on asking candidates.
 const (
@@ -119,7 +119,7 @@ func (v *verifier) heard(c claim, foreign error, now time.Time) error {
 	switch {
 	case v.isMember(c):
 		return nil
-	case c.peer == 0:
+	case c.Peer == 0:
 		return errNoPeerPort
 	case c.addr == v.self.addr || c.endpoint() == v.self.endpoint():
 		return errOurAddress

@@ -52,7 +52,7 @@ func TestVerifier(t *testing.T) {
 	a := v.answered(b, nil, start)
 	expect.True(t, a.joins && v.heard(b, nil, start) == nil && v.known(b.addr.Addr()), "after its answer: %+v", a)
 	other := b
-	other.http++
+	other.HTTP++
 	expect.ErrorIs(t, v.heard(other, nil, start), errUnverified, "on another port")
 
 	// It is gone, and asked like any other one when it is back.
@@ -72,7 +72,7 @@ func TestVerifier(t *testing.T) {
 
 	// A process at the same place takes it.
 	next := claimed("b", 9, 2)
-	next.peer++
+	next.Peer++
 	v.heard(next, nil, now)
 	at, _, _, _ = v.next(now)
 	a = v.answered(at, nil, now)
@@ -89,7 +89,7 @@ func TestVerifier(t *testing.T) {
 	v.asks(now, yes)
 	expect.ErrorIs(t, v.heard(c, nil, now), errTooMany, "one that is back when another one has its place")
 	moved := c
-	moved.peer++
+	moved.Peer++
 	expect.True(t, !v.confirm(moved).joins, "one that is back at another endpoint joins in place of no one")
 
 	for _, bad := range []struct {
@@ -98,7 +98,7 @@ func TestVerifier(t *testing.T) {
 	}{
 		{claim{identity: identity{"x", 1}, addr: b.addr}, errNoPeerPort},
 		{claimed("x", 1, 1), errOurAddress},
-		{claim{identity: identity{"x", 1}, addr: netip.AddrPortFrom(v.self.addr.Addr(), 1), peer: v.self.peer},
+		{claim{identity: identity{"x", 1}, addr: netip.AddrPortFrom(v.self.addr.Addr(), 1), Peer: v.self.Peer},
 			errOurAddress},
 	} {
 		expect.ErrorIs(t, v.heard(bad.c, nil, now), bad.want, "%+v", bad.c)
@@ -118,7 +118,7 @@ func TestVerifierSuccessors(t *testing.T) {
 	v.asks(now, yes)
 	expect.True(t, !v.isMember(b) && v.isMember(next), "two are at one endpoint")
 	moved := next
-	moved.http++
+	moved.HTTP++
 	v.heard(moved, nil, now)
 	c, _, found, _ := v.next(now)
 	must.True(t, found && c == moved, "is not asked")
@@ -146,8 +146,8 @@ func TestProberDown(t *testing.T) {
 		expect.Equal(t, p.v.isMember(b.claim()), stays, "%v: counts %v", state, !stays)
 	}
 	p, b := newProber(c), process("b", 2, 2, Active)
-	says := Identity{Name: "b", Boot: 2, GossipPort: b.addr.Port(), HTTPPort: b.http, GRPCPort: b.grpc,
-		Settings: a.settings, Voters: a.voters}
+	says := Identity{Name: "b", Boot: 2, GossipPort: b.addr.Port(), HTTPPort: b.HTTP, GRPCPort: b.GRPC,
+		Settings: a.Settings, Voters: a.Voters}
 	for what, change := range map[string]func(*Identity){
 		"": func(*Identity) {}, "name": func(id *Identity) { id.Name = "c" }, "boot": func(id *Identity) { id.Boot++ },
 		"gossip": func(id *Identity) { id.GossipPort++ }, "http": func(id *Identity) { id.HTTPPort++ },

@@ -103,13 +103,13 @@ func (n node) member() Member {
 	return Member{
 		Name:       n.name,
 		Boot:       n.boot,
-		State:      n.state,
+		State:      n.State,
 		Host:       host,
 		GossipAddr: n.addr.String(),
-		PeerAddr:   at(n.peer),
-		HTTPAddr:   at(n.http),
-		GRPCAddr:   at(n.grpc),
-		PolicyHash: n.policy,
-		EnvoyHash:  n.envoy,
+		PeerAddr:   at(n.Peer),
+		HTTPAddr:   at(n.HTTP),
+		GRPCAddr:   at(n.GRPC),
+		PolicyHash: n.Policy,
+		EnvoyHash:  n.Envoy,
 	}
 }

@@ -46,7 +46,7 @@ func TestViewTakesOverTheRing(t *testing.T) {
 	r.up(process("b", 2, 2, Active))
 	first := r.view(nil)
 	n := process("b", 2, 2, Active)
-	n.policy = 7
+	n.Policy = 7
 	r.up(n)
 	r.up(process("c", 3, 3, Joining))
 	second := r.view(first)
