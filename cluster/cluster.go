@@ -130,7 +130,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 	c.wg.Go(c.run)
 	c.wg.Go(func() { c.prober.run(ctx) })
 	if len(cfg.Join) > 0 {
-		s := &seeker{c: c, seeds: cfg.Join, silent: map[string]bool{}}
+		s := &seeker{c: c, silent: map[string]bool{}}
 		c.wg.Go(func() { s.run(ctx) })
 	}
 	return c, nil
