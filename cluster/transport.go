@@ -43,7 +43,8 @@ type transport struct {
 	known   atomic.Pointer[func(netip.Addr) bool] // reports whether an address is one of ours; nil: none is
 	streams chan net.Conn
 	packets chan *memberlist.Packet
-	done    chan struct{}
+	done    chan struct{} // closed: what comes in is dropped
+	over    chan struct{} // closed: nothing comes in
 	work    sync.WaitGroup
 
 	mu        sync.Mutex
@@ -70,10 +71,9 @@ func listen(ctx context.Context, cfg Config, keyring *memberlist.Keyring, gossip
 			t := &transport{
 				NetTransport: lower, ctx: ctx, cfg: cfg, screen: screen{keyring, cfg.MaxMembers},
 				streams: make(chan net.Conn), packets: make(chan *memberlist.Packet), done: make(chan struct{}),
-				open: map[netip.Addr]int{},
+				over: make(chan struct{}), open: map[netip.Addr]int{},
 			}
-			t.work.Go(t.forwardPackets)
-			t.work.Go(t.forwardStreams)
+			t.work.Go(t.forward)
 			return t, nil
 		}
 	}
@@ -89,14 +89,15 @@ func (t *transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
 
 // Shutdown closes the sockets and waits until nothing more comes from them.
 func (t *transport) Shutdown() error {
-	err := t.NetTransport.Shutdown() // it waits until the packets that it has received are taken
 	close(t.done)
+	err := t.NetTransport.Shutdown() // it waits until what it has received is taken
+	close(t.over)
 	t.work.Wait()
 	return err
 }
 
-// forwardPackets passes on packets, as far as they are let in.
-func (t *transport) forwardPackets() {
+// forward passes on packets and connections, as far as they are let in.
+func (t *transport) forward() {
 	for {
 		select {
 		case p := <-t.NetTransport.PacketCh():
@@ -109,22 +110,12 @@ func (t *transport) forwardPackets() {
 			case t.packets <- p:
 			case <-t.done:
 			}
-		case <-t.done:
-			return
-		}
-	}
-}
-
-// forwardStreams passes on connections, as far as they are let in.
-func (t *transport) forwardStreams() {
-	for {
-		select {
 		case conn := <-t.NetTransport.StreamCh():
 			if !t.enter(conn) {
 				t.cfg.Rejected(TooMany)
 				conn.Close()
 			}
-		case <-t.done:
+		case <-t.over:
 			return
 		}
 	}
