@@ -29,8 +29,8 @@ func (s *security) beginHTTP(r *http.Request) (end func(), ok bool) {
 	}
 	anonymous := !conn.IsAuthenticated()
 	if anonymous {
-		name, known := s.auth.Asker(r)
-		anonymous = !known || s.access != nil && !conn.Authenticated(name)
+		ctx := s.auth.Peek(r)
+		anonymous = !auth.Authenticated(ctx) || s.access != nil && !conn.Authenticated(auth.CallerName(ctx))
 	}
 	if end, ok = conn.Begin(anonymous); anonymous && !ok {
 		defer end()
@@ -42,6 +42,11 @@ func (s *security) beginHTTP(r *http.Request) (end func(), ok bool) {
 // authenticateRESP authenticates a connection of the Redis protocol. Each command demands the role that it needs.
 func (s *security) authenticateRESP(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial) {
 	return s.auth.Authorize(ctx, "resp", auth.RoleOpen, c)
+}
+
+// hasRole reports whether the caller of a request over HTTP has a role.
+func (s *security) hasRole(r *http.Request, role auth.Role) bool {
+	return s.auth.Roles(s.auth.Peek(r))&role != 0
 }
 
 // current reports whether the access file in force still knows the caller in ctx.
