@@ -494,16 +494,9 @@ func (c *Cluster) refused(who string, err error) {
 	c.roster.refused(err)
 }
 
-// unverified takes in that gossip tells of a process that does not count.
-func (c *Cluster) unverified(n node, err error) {
-	switch {
-	case errors.Is(err, errTooMany):
-		c.cfg.Rejected(TooMany)
-	case errors.Is(err, errNoPeerPort):
-		c.cfg.Rejected(Unverified)
-	default:
-		return // it is being asked, or was here before this process
-	}
+// tooMany takes in that gossip tells of a process for which there is no room.
+func (c *Cluster) tooMany(n node, err error) {
+	c.cfg.Rejected(TooMany)
 	c.logStranger(slog.LevelWarn, "process rejected", n.name, err)
 }
 

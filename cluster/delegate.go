@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -35,8 +36,8 @@ func (d delegate) NotifyAlive(peer *memberlist.Node) error {
 		return nil
 	}
 	err = d.c.prober.heard(n, nil)
-	if err != nil {
-		d.c.post(func() { d.c.unverified(n, err) })
+	if errors.Is(err, errTooMany) {
+		d.c.post(func() { d.c.tooMany(n, err) })
 	}
 	return err
 }

@@ -68,7 +68,6 @@ const (
 // The reasons for which gossip about a process is not taken in.
 var (
 	errUnverified = errors.New("it has not answered on its peer port yet")
-	errNoPeerPort = errors.New("it has no peer port")
 	errTooMany    = errors.New("there are as many members as there may be")
 	errOurAddress = errors.New("it is said to be where this process is")
 )
@@ -119,8 +118,6 @@ func (v *verifier) heard(c claim, foreign error, now time.Time) error {
 	switch {
 	case v.isMember(c):
 		return nil
-	case c.Peer == 0:
-		return errNoPeerPort
 	case c.addr == v.self.addr || c.endpoint() == v.self.endpoint():
 		return errOurAddress
 	case foreign == nil && v.full():
