@@ -120,6 +120,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 	known := c.prober.known
 	t.known.Store(&known)
 	c.roster.advance()
+	c.view.Store(noView())
 	c.tell()
 	c.publish()
 	conf := c.listConfig(t, gossip)
@@ -447,10 +448,6 @@ func (c *Cluster) tell() bool {
 func (c *Cluster) publish() bool {
 	old := c.view.Load()
 	v := c.roster.view(old)
-	if old == nil {
-		c.view.Store(v)
-		return true
-	}
 	if slices.Equal(old.Members, v.Members) && *old.Self == *v.Self && old.Alone == v.Alone && old.Detail == v.Detail {
 		return false
 	}

@@ -545,6 +545,7 @@ func FuzzAlive(f *testing.F) {
 	c.cfg.SettingsFingerprint = c.self.Settings
 	c.roster = newRoster(c.self, []string{"seed:7946"})
 	c.prober = newProber(c)
+	c.view.Store(noView())
 	c.publish()
 	f.Fuzz(func(t *testing.T, name string, addr []byte, port uint16, meta []byte) {
 		n := &memberlist.Node{Name: name, Addr: addr, Port: port, Meta: meta}

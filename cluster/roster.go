@@ -117,13 +117,8 @@ func (r *roster) view(prev *View) *View {
 	for _, n := range count {
 		members = append(members, n.member())
 	}
-	var v *View
-	if prev == nil {
-		v = newView(nil, r.self.member(), members)
-	} else {
-		v = newView(prev.Ring, r.self.member(), members)
-		v.Version = prev.Version + 1
-	}
+	v := newView(prev.Ring, r.self.member(), members)
+	v.Version = prev.Version + 1
 	v.Alone = len(r.seeds) > 0 && len(r.others) == 0
 	v.Detail = r.detail(v.Alone)
 	return v

@@ -37,7 +37,7 @@ func summary(v *View) string {
 func TestRosterWithoutSeeds(t *testing.T) {
 	r := newRoster(process("a", 1, 1, Joining), nil)
 	r.advance()
-	v := r.view(nil)
+	v := r.view(noView())
 	if got := summary(v); got != "a.1* active" || v.Alone || v.Detail != "" {
 		t.Errorf("a node without seeds: %s, alone %v, %q", got, v.Alone, v.Detail)
 	}
@@ -151,7 +151,7 @@ func TestRosterSteps(t *testing.T) {
 				step(r)
 				r.advance()
 			}
-			v := r.view(nil)
+			v := r.view(noView())
 			expect.Equal(t, summary(v), test.want)
 			expect.True(t, strings.Contains(v.Detail, test.detail) && (test.detail != "" || v.Detail == ""),
 				"detail %q, want %q", v.Detail, test.detail)
@@ -166,7 +166,7 @@ func TestRosterTwoActiveOfOneName(t *testing.T) {
 		r := newRoster(self, []string{"seed:1"})
 		r.up(x)
 		r.up(y)
-		v := r.view(nil)
+		v := r.view(noView())
 		m := v.Member("b")
 		expect.True(t, m.Boot == 51, "%v takes boot %d for b", self, m.Boot)
 		_, taken := r.conflict()
@@ -207,7 +207,7 @@ func TestRosterOrder(t *testing.T) {
 					rest = slices.Delete(rest, i, i+1)
 				}
 			}
-			got := r.view(nil)
+			got := r.view(noView())
 			if want == nil {
 				want = got
 			}

@@ -42,6 +42,9 @@ type View struct {
 	replaced chan struct{}
 }
 
+// noView is the view before the first one.
+func noView() *View { return &View{Self: new(Member), replaced: make(chan struct{})} }
+
 // newView makes a view of members, one for each name, in any order; it sorts them in place. It takes over table when
 // that is the right one. Self is among the members when it is the process that counts for its name.
 func newView(table *ring.Table, self Member, members []Member) *View {

@@ -44,7 +44,7 @@ func TestView(t *testing.T) {
 func TestViewTakesOverTheRing(t *testing.T) {
 	r := newRoster(process("a", 1, 1, Active), []string{"seed:1"})
 	r.up(process("b", 2, 2, Active))
-	first := r.view(nil)
+	first := r.view(noView())
 	n := process("b", 2, 2, Active)
 	n.Policy = 7
 	r.up(n)
