@@ -316,11 +316,14 @@ func (a *Authorizer) HTTP(r *http.Request, role Role) (context.Context, *Denial)
 	return a.Authorize(r.Context(), "http", role, httpCredentials(r))
 }
 
-// Peek returns the context of an HTTP request with its caller, if the caller is authenticated. Unlike HTTP it reports no
-// denial: it is for open routes, and for parts of an open answer that only some callers may see.
+// Peek returns the context of an HTTP request with its caller, if the caller is authenticated. Unlike HTTP it reports
+// no denial: it is for open routes, and for parts of an open answer that only some callers may see.
 func (a *Authorizer) Peek(r *http.Request) context.Context {
 	return a.peek(&session{Context: r.Context(), listener: "http", credentials: httpCredentials(r)})
 }
+
+// HasRole says whether the caller of an HTTP request has a role, as Peek finds it.
+func (a *Authorizer) HasRole(r *http.Request, role Role) bool { return a.Roles(a.Peek(r))&role != 0 }
 
 // peek returns the session if its caller is authenticated, and otherwise the context that it began with.
 func (a *Authorizer) peek(s *session) context.Context {

@@ -44,11 +44,6 @@ func (s *security) authenticateRESP(ctx context.Context, c auth.Credentials) (co
 	return s.auth.Authorize(ctx, "resp", auth.RoleOpen, c)
 }
 
-// hasRole reports whether the caller of a request over HTTP has a role.
-func (s *security) hasRole(r *http.Request, role auth.Role) bool {
-	return s.auth.Roles(s.auth.Peek(r))&role != 0
-}
-
 // current reports whether the access file in force still knows the caller in ctx.
 func (s *security) current(ctx context.Context) bool {
 	return s.auth.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil

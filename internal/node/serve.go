@@ -163,7 +163,7 @@ func (n *Node) registerGRPC(services grpc.ServiceRegistrar, callers *grpcapi.Ser
 func (n *Node) serveHTTP() (end func(context.Context)) {
 	api := httpapi.New(httpapi.Config{
 		Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP,
-		HasRole: n.security.hasRole, Ready: n.Ready,
+		HasRole: n.security.auth.HasRole, Ready: n.Ready,
 		Begin: n.security.beginHTTP,
 		Host:  hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
 		Policies: n.listPolicies, Metrics: n.metrics.Handler(), Foreign: n.foreignRoutes(), Routes: n.consoleRoutes(),
