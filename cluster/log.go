@@ -7,18 +7,15 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
-	"time"
 )
 
-// gossipLog passes the library's lines on to slog, for debugging. What the library calls an error is mostly the ordinary
-// noise of a network with nodes that come and go, and what an operator should know of it the owner of the state logs
-// itself. Only that UDP is blocked nobody else notices: a line a minute is a warning.
+// gossipLog passes the library's lines on to slog, for debugging. What the library calls an error is mostly the
+// ordinary noise of a network with nodes that come and go, and what an operator should know of it the owner of the
+// state logs itself. Only that UDP is blocked nobody else notices: the first line of that is a warning.
 type gossipLog struct {
 	logger     *slog.Logger
 	unreadable func() // is told of what cannot be decrypted, which the library says nowhere else
-
-	mu     sync.Mutex
-	warned time.Time
+	warn       sync.Once
 }
 
 func newGossipLog(logger *slog.Logger, unreadable func()) *gossipLog {
@@ -39,11 +36,9 @@ func (g *gossipLog) Write(line []byte) (int, error) {
 		g.unreadable()
 	}
 	level := slog.LevelDebug
-	g.mu.Lock()
-	if now := time.Now(); strings.Contains(text, "UDP probes failed") && now.Sub(g.warned) > time.Minute {
-		level, g.warned = slog.LevelWarn, now
+	if strings.Contains(text, "UDP probes failed") {
+		g.warn.Do(func() { level = slog.LevelWarn })
 	}
-	g.mu.Unlock()
 	g.logger.Log(context.Background(), level, "gossip: "+text)
 	return len(line), nil
 }

@@ -94,8 +94,8 @@ func (p *prober) run(ctx context.Context) {
 // look wakes run, which looks for a process to ask.
 func (p *prober) look() { p.wake.Set() }
 
-// heard takes in what gossip says of a process, and returns why it does not count, or nil. foreign says why it cannot be
-// a member; nil: it can.
+// heard takes in what gossip says of a process, and returns why it does not count, or nil. foreign says why it cannot
+// be a member; nil: it can.
 func (p *prober) heard(n node, foreign error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -163,8 +163,8 @@ func addrOf(conn net.Conn) netip.Addr {
 	return netip.Addr{}
 }
 
-// admit reads what a connection begins with, and leaves it to the library when that is what a node sends. leave takes it
-// out of the count.
+// admit reads what a connection begins with, and leaves it to the library when that is what a node sends. leave takes
+// it out of the count.
 func (t *transport) admit(conn net.Conn, leave func()) {
 	s := stream{Conn: conn, closed: leave}
 	if err := conn.SetDeadline(time.Now().Add(streamTimeout)); err != nil {

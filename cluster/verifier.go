@@ -21,8 +21,8 @@ import (
 // The path of a member that gossip takes for dead:
 //
 //  1. doubt makes it a candidate that is asked before all others. It still counts.
-//  2. If it answers, it still counts, and is asked again after doubtAgain, for doubtMost at most. If not, it is forgotten
-//     (remove): when gossip takes it for alive again, it is a candidate like any other process.
+//  2. If it answers, it still counts, and is asked again after doubtAgain, for doubtMost at most. If not, it is
+//     forgotten (remove): when gossip takes it for alive again, it is a candidate like any other process.
 //  3. If gossip takes it for alive meanwhile, believe ends the doubt.
 //
 // Words:
@@ -127,8 +127,8 @@ func (v *verifier) heard(c claim, foreign error, now time.Time) error {
 	return errUnverified
 }
 
-// add adds a candidate, or notes that gossip has named it again. If there are too many, a random one makes room, so that
-// a flood of invented candidates does not keep out others for good.
+// add adds a candidate, or notes that gossip has named it again. If there are too many, a random one makes room, so
+// that a flood of invented candidates does not keep out others for good.
 func (v *verifier) add(c claim, foreign error, now time.Time) {
 	if k := v.candidates[c]; k != nil {
 		k.heard, k.foreign = now, foreign
