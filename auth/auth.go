@@ -316,23 +316,21 @@ func (a *Authorizer) HTTP(r *http.Request, role Role) (context.Context, *Denial)
 	return a.Authorize(r.Context(), "http", role, httpCredentials(r))
 }
 
-// HasRole says whether the caller of an HTTP request has a role. Unlike HTTP it reports no denial: it is for parts of
-// an open answer that only some callers may see.
-func (a *Authorizer) HasRole(r *http.Request, role Role) bool {
-	e, list := httpCredentials(r), a.callers()
-	caller, _, denial := a.authenticate(&e, list)
-	return denial == nil && a.demand(caller, list, role, &e) == nil
+// Peek returns the context of an HTTP request with its caller, if the caller is authenticated. Unlike HTTP it reports
+// no denial: it is for open routes, and for parts of an open answer that only some callers may see.
+func (a *Authorizer) Peek(r *http.Request) context.Context {
+	return a.peek(&session{Context: r.Context(), listener: "http", credentials: httpCredentials(r)})
 }
 
-// Asker returns the name of the caller of an HTTP request, and whether the caller is authenticated. Like HasRole it
-// reports no denial.
-func (a *Authorizer) Asker(r *http.Request) (name string, authenticated bool) {
-	e := httpCredentials(r)
-	caller, _, denial := a.authenticate(&e, a.callers())
-	if denial != nil {
-		return "", false
+// HasRole says whether the caller of an HTTP request has a role, as Peek finds it.
+func (a *Authorizer) HasRole(r *http.Request, role Role) bool { return a.Roles(a.Peek(r))&role != 0 }
+
+// peek returns the session if its caller is authenticated, and otherwise the context that it began with.
+func (a *Authorizer) peek(s *session) context.Context {
+	if a.begin(s) != nil {
+		return s.Context
 	}
-	return caller.Name, true
+	return s
 }
 
 func httpCredentials(r *http.Request) Credentials {
@@ -365,10 +363,7 @@ func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, 
 		e.Authorization = metadata.ValueFromIncomingContext(ctx, "authorization")
 	}
 	if role == RoleOpen {
-		if a.begin(s) != nil {
-			return ctx, nil
-		}
-		return s, nil
+		return a.peek(s), nil
 	}
 	authorized, denial := a.authorize(s, role)
 	if denial != nil {

@@ -79,17 +79,6 @@ func (a *Authorizer) Demand(ctx context.Context, role Role, t limit.Target) *lim
 	return s.authorize(ctx, role, &t)
 }
 
-// Permit returns an error unless the caller in a context has a role, for any policy. It counts and audits a denial. It
-// is for parts of a stream that need another role than the stream, and may be called repeatedly while the stream is
-// open.
-func (a *Authorizer) Permit(ctx context.Context, role Role) *limit.Error {
-	if a.cfg.Callers == nil && a.cfg.Audit == nil {
-		return nil
-	}
-	_, denied := (&service{listener: "grpc", authorizer: a}).caller(ctx, role)
-	return denied
-}
-
 // authorize demands a role and the right to use a target.
 func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) *limit.Error {
 	c, denied := s.caller(ctx, role)

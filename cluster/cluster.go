@@ -37,9 +37,7 @@ type Cluster struct {
 	// The goroutine run owns these.
 	roster        *roster
 	conflictAsked identity        // uses our name, and is asked whether it is still there
-	refusals      map[string]bool // of what has been logged about strangers
-	lines         int             // logged about strangers in this minute
-	unlogged      int             // and not logged
+	refusals      map[string]bool // what has been logged about strangers in this minute
 
 	mu    sync.Mutex
 	queue []func() // for run to do, in order
@@ -51,7 +49,7 @@ type Cluster struct {
 	keys    sync.Mutex          // held while the keyring is looked at or changed
 	keyring *memberlist.Keyring // nil: gossip in plain text
 
-	leave  sync.Mutex // held while the list is told that this node leaves
+	leave  sync.Mutex // held while the list is told that this node leaves, or is stopped
 	closed sync.Once
 }
 
@@ -121,10 +119,8 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 	c.prober = newProber(c)
 	known := c.prober.known
 	t.known.Store(&known)
-	if err := c.roster.advance(); err != nil {
-		t.Shutdown()
-		return nil, err
-	}
+	c.roster.advance()
+	c.view.Store(noView())
 	c.tell()
 	c.publish()
 	conf := c.listConfig(t, gossip)
@@ -132,10 +128,10 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 		t.Shutdown()
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
-	c.wg.Go(func() { c.run(gossip) })
+	c.wg.Go(c.run)
 	c.wg.Go(func() { c.prober.run(ctx) })
 	if len(cfg.Join) > 0 {
-		s := &seeker{c: c, seeds: cfg.Join, silent: map[string]bool{}}
+		s := &seeker{c: c, silent: map[string]bool{}}
 		c.wg.Go(func() { s.run(ctx) })
 	}
 	return c, nil
@@ -147,15 +143,15 @@ func selfNode(cfg *Config, addr netip.AddrPort) node {
 		identity: identity{cfg.Name, newBoot()},
 		addr:     addr,
 		metadata: metadata{
-			protocol: protocol,
-			state:    Joining,
-			settings: cfg.SettingsFingerprint,
-			voters:   votersFingerprint(cfg.Voters),
-			policy:   cfg.PolicyHash,
-			envoy:    cfg.EnvoyHash,
-			peer:     uint16(cfg.PeerPort),
-			http:     uint16(cfg.HTTPPort),
-			grpc:     uint16(cfg.GRPCPort),
+			Protocol: protocol,
+			State:    Joining,
+			Settings: cfg.SettingsFingerprint,
+			Voters:   votersFingerprint(cfg.Voters),
+			Policy:   cfg.PolicyHash,
+			Envoy:    cfg.EnvoyHash,
+			Peer:     uint16(cfg.PeerPort),
+			HTTP:     uint16(cfg.HTTPPort),
+			GRPC:     uint16(cfg.GRPCPort),
 		},
 	}
 }
@@ -209,7 +205,7 @@ func newBoot() uint64 {
 // listConfig tunes the library for a local network of 3 to 100 nodes. A crash is seen when a member's probe has found
 // it (up to two intervals with 3 nodes, at once with many), has failed (one interval) and the suspicion has not been
 // refuted (3 intervals, at 100 nodes 6; twice that when no other node confirms it). It is then asked on its peer port,
-// which takes no time where connections are refused, and doubtTimeout where nothing answers. Measured with all nodes in
+// which takes no time where connections are refused, and probeTimeout where nothing answers. Measured with all nodes in
 // one process on two busy cores: 1.3 to 2.7 s at 3 to 30 nodes, 2.3 to 3.3 s at 100.
 func (c *Cluster) listConfig(t *transport, gossip *gossipLog) *memberlist.Config {
 	conf := memberlist.DefaultLANConfig()
@@ -253,15 +249,15 @@ func (c *Cluster) Ready() (ready bool, detail string) {
 func (c *Cluster) Fatal() <-chan error { return c.fatal }
 
 // SetPolicyHash tells the other members which policies this node has loaded, so that a difference shows.
-func (c *Cluster) SetPolicyHash(hash uint32) { c.describe(func(m *metadata) { m.policy = hash }) }
+func (c *Cluster) SetPolicyHash(hash uint32) { c.describe(func(m *metadata) { m.Policy = hash }) }
 
 // SetEnvoyHash tells the other members which configuration files for Envoy this node has loaded; 0: none.
-func (c *Cluster) SetEnvoyHash(hash uint32) { c.describe(func(m *metadata) { m.envoy = hash }) }
+func (c *Cluster) SetEnvoyHash(hash uint32) { c.describe(func(m *metadata) { m.Envoy = hash }) }
 
 // describe changes what this node tells about itself.
 func (c *Cluster) describe(change func(*metadata)) {
 	c.post(func() {
-		if c.roster.self.state != Leaving {
+		if c.roster.self.State != Leaving {
 			change(&c.roster.self.metadata)
 		}
 	})
@@ -272,7 +268,7 @@ func (c *Cluster) describe(change func(*metadata)) {
 func (c *Cluster) Leave(ctx context.Context) error {
 	left := make(chan struct{})
 	c.post(func() {
-		c.roster.self.state = Leaving
+		c.roster.self.State = Leaving
 		c.tell()
 		c.publish()
 		close(left)
@@ -282,42 +278,22 @@ func (c *Cluster) Leave(ctx context.Context) error {
 	case <-c.ctx.Done():
 		return errClosed
 	}
-	told, err := c.tellLeaving()
-	if err != nil {
-		return err
-	}
-	select {
-	case err := <-told:
-		if err != nil {
-			return fmt.Errorf("cluster: leaving: %w", err)
+	// The goroutine run tells nothing more about a leaving node, so no other goroutine calls UpdateNode.
+	c.leave.Lock()
+	defer c.leave.Unlock()
+	var err error
+	for range leaveTimeout / leaveAttempt {
+		if c.ctx.Err() != nil {
+			return errClosed
 		}
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("cluster: leaving: %w", ctx.Err())
-	}
-}
-
-// tellLeaving spreads that this node leaves and returns a channel that gets the outcome. The goroutine run tells
-// nothing more about a leaving node, so no other goroutine calls UpdateNode.
-func (c *Cluster) tellLeaving() (<-chan error, error) {
-	c.mu.Lock() // so that stop waits for it
-	defer c.mu.Unlock()
-	if c.ctx.Err() != nil {
-		return nil, errClosed
-	}
-	told := make(chan error, 1)
-	c.wg.Go(func() {
-		c.leave.Lock()
-		defer c.leave.Unlock()
-		var err error
-		for range leaveTimeout / leaveAttempt {
-			if err = c.list.UpdateNode(leaveAttempt); err == nil || c.ctx.Err() != nil {
-				break
-			}
+		if err = c.list.UpdateNode(leaveAttempt); err == nil {
+			return nil
 		}
-		told <- err
-	})
-	return told, nil
+		if ctx.Err() != nil {
+			return fmt.Errorf("cluster: leaving: %w", ctx.Err())
+		}
+	}
+	return fmt.Errorf("cluster: leaving: %w", err)
 }
 
 // Close says goodbye to the others and stops all activity, within about 3 s. The last view stays.
@@ -332,6 +308,8 @@ func (c *Cluster) stop(goodbye func() error) (err error) {
 		c.cancel()
 		c.mu.Unlock()
 		c.wg.Wait()
+		c.leave.Lock()
+		defer c.leave.Unlock()
 		if gone := goodbye(); gone != nil {
 			c.log.Debug("leave not acknowledged", "error", gone)
 		}
@@ -384,24 +362,16 @@ func newTimers(cfg *Config) *timers {
 	return t
 }
 
-func (t *timers) stop() {
-	for _, one := range []*time.Timer{t.silence, t.settle, t.conflict, t.repeat} {
-		one.Stop()
-	}
-	t.minute.Stop()
-}
-
 // run owns the state until Close: it takes in what has happened, and publishes and tells what follows.
-func (c *Cluster) run(gossip *gossipLog) {
+func (c *Cluster) run() {
 	t := newTimers(&c.cfg)
-	defer t.stop()
-	for c.await(t, gossip) {
+	for c.await(t) {
 		c.advance(t)
 	}
 }
 
 // await takes in the next event or the end of a timer. It reports false after Close.
-func (c *Cluster) await(t *timers, gossip *gossipLog) bool {
+func (c *Cluster) await(t *timers) bool {
 	select {
 	case <-c.wake:
 		before := c.view.Load()
@@ -421,16 +391,16 @@ func (c *Cluster) await(t *timers, gossip *gossipLog) bool {
 			// It has answered once. That it is still there only gossip says.
 			c.conflictAsked = other.identity
 			c.prober.ask(other.identity)
+			t.conflict.Reset(c.cfg.ConflictTimeout)
 		}
 	case <-t.repeat.C:
-		if t.repeated < repeats && c.roster.self.state != Leaving {
+		if t.repeated < repeats && c.roster.self.State != Leaving {
 			c.list.UpdateNode(1) // its argument bounds a wait for the spreading, which is not needed here
 			t.repeated++
 			t.repeat.Reset(repeatAfter << t.repeated)
 		}
 	case <-t.minute.C:
-		gossip.forget()
-		c.forgetLines()
+		clear(c.refusals)
 	case <-c.ctx.Done():
 		return false
 	}
@@ -444,9 +414,7 @@ func (c *Cluster) advance(t *timers) {
 		t.silence.Reset(c.cfg.SeedTimeout)
 	}
 	c.roster.unverified, c.roster.fresh, c.roster.why = c.prober.pending()
-	if err := c.roster.advance(); err != nil {
-		c.fail(err)
-	}
+	c.roster.advance()
 	other, taken := c.roster.conflict()
 	switch {
 	case !taken:
@@ -480,10 +448,6 @@ func (c *Cluster) tell() bool {
 func (c *Cluster) publish() bool {
 	old := c.view.Load()
 	v := c.roster.view(old)
-	if old == nil {
-		c.view.Store(v)
-		return true
-	}
 	if slices.Equal(old.Members, v.Members) && *old.Self == *v.Self && old.Alone == v.Alone && old.Detail == v.Detail {
 		return false
 	}
@@ -501,8 +465,8 @@ func (c *Cluster) up(n node) {
 	if n.identity == c.self.identity {
 		return
 	}
-	if old, known := c.roster.others[n.identity]; !known || old.state != n.state {
-		c.log.Info("member state changed", "member", n.name, "state", n.state.String(), "addr", n.addr)
+	if old, known := c.roster.others[n.identity]; !known || old.State != n.State {
+		c.log.Info("member state changed", "member", n.name, "state", n.State.String(), "addr", n.addr)
 	}
 	c.roster.up(n)
 }
@@ -512,7 +476,7 @@ func (c *Cluster) down(id identity) {
 	n, known := c.roster.others[id]
 	switch {
 	case !known:
-	case n.state == Leaving:
+	case n.State == Leaving:
 		c.log.Info("member left", "member", n.name, "addr", n.addr)
 	default:
 		c.log.Warn("member lost", "member", n.name, "addr", n.addr)
@@ -521,25 +485,15 @@ func (c *Cluster) down(id identity) {
 }
 
 // refused takes in that the process at an address is not of our cluster.
-func (c *Cluster) refused(who string, state State, err error) {
+func (c *Cluster) refused(who string, err error) {
 	c.cfg.Rejected(OtherCluster)
 	c.logStranger(slog.LevelError, "node rejected", who, err)
-	if err := c.roster.refused(state, err, false); err != nil {
-		c.fail(err)
-	}
+	c.roster.refused(err)
 }
 
-// unverified takes in that gossip tells of a process that does not count.
-func (c *Cluster) unverified(n node, err error) {
-	c.roster.learn(n)
-	switch {
-	case errors.Is(err, errTooMany):
-		c.cfg.Rejected(TooMany)
-	case errors.Is(err, errNoPeerPort):
-		c.cfg.Rejected(Unverified)
-	default:
-		return // it is being asked, or was here before this process
-	}
+// tooMany takes in that gossip tells of a process for which there is no room.
+func (c *Cluster) tooMany(n node, err error) {
+	c.cfg.Rejected(TooMany)
 	c.logStranger(slog.LevelWarn, "process rejected", n.name, err)
 }
 
@@ -561,30 +515,14 @@ func (c *Cluster) failOnConflict(id identity) {
 // invent any number.
 const strangerLines = 20
 
-// logStranger logs a message about a process once.
+// logStranger logs a message about a process, once a minute.
 func (c *Cluster) logStranger(level slog.Level, message, who string, err error) {
 	about := message + who
-	if c.refusals[about] {
+	if c.refusals[about] || len(c.refusals) >= strangerLines {
 		return
-	}
-	if c.lines >= strangerLines {
-		c.unlogged++
-		return
-	}
-	c.lines++
-	if len(c.refusals) >= 1000 {
-		clear(c.refusals)
 	}
 	c.refusals[about] = true
 	c.log.Log(c.ctx, level, message, "who", who, "error", err)
-}
-
-// forgetLines begins another minute.
-func (c *Cluster) forgetLines() {
-	if c.unlogged > 0 {
-		c.log.Warn("log lines about strangers dropped", "lines", c.unlogged)
-	}
-	c.lines, c.unlogged = 0, 0
 }
 
 // fail reports a fatal error, the first one only.

@@ -160,13 +160,13 @@ func (n testNode) gossip() string { return n.View().Self.GossipAddr }
 
 // crash ends a node without a goodbye.
 func (n testNode) crash() {
-	answerAt(int(n.self.peer), nil)
+	answerAt(int(n.self.Peer), nil)
 	n.stop(func() error { return nil })
 }
 
 // Close ends a node with one.
 func (n testNode) Close() error {
-	defer answerAt(int(n.self.peer), nil)
+	defer answerAt(int(n.self.Peer), nil)
 	return n.Cluster.Close()
 }
 
@@ -399,7 +399,7 @@ func TestDoubt(t *testing.T) {
 	cable.cut(seeds[2])
 	for _, n := range nodes[:2] {
 		testkit.Eventually(t, "gossip takes c for dead",
-			func() bool { return strings.Contains(n.log.String(), "suspected member answered") })
+			func() bool { return strings.Contains(n.log.String(), "member suspected") })
 	}
 	cable.cut()
 	// Dead to the list, it is up again once it has refuted that.

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -91,28 +92,17 @@ const DefaultMaxMembers = 256
 
 // withDefaults returns c with every zero replaced by its default.
 func (c Config) withDefaults() Config {
-	setDefault := func(d *time.Duration, value time.Duration) {
-		if *d == 0 {
-			*d = value
-		}
-	}
-	if c.Bind == "" {
-		c.Bind = "127.0.0.1"
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Bind = cmp.Or(c.Bind, "127.0.0.1")
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.Rejected == nil {
 		c.Rejected = func(string) {}
 	}
-	if c.MaxMembers == 0 {
-		c.MaxMembers = DefaultMaxMembers
-	}
-	setDefault(&c.ProbeInterval, 300*time.Millisecond)
-	setDefault(&c.Settle, 500*time.Millisecond)
-	setDefault(&c.SeedTimeout, 15*time.Second)
-	setDefault(&c.RejoinInterval, 5*time.Second)
-	setDefault(&c.ConflictTimeout, 20*c.ProbeInterval)
+	c.MaxMembers = cmp.Or(c.MaxMembers, DefaultMaxMembers)
+	c.ProbeInterval = cmp.Or(c.ProbeInterval, 300*time.Millisecond)
+	c.Settle = cmp.Or(c.Settle, 500*time.Millisecond)
+	c.SeedTimeout = cmp.Or(c.SeedTimeout, 15*time.Second)
+	c.RejoinInterval = cmp.Or(c.RejoinInterval, 5*time.Second)
+	c.ConflictTimeout = cmp.Or(c.ConflictTimeout, 20*c.ProbeInterval)
 	return c
 }
 
@@ -154,15 +144,6 @@ func (c Config) Validate() error {
 	for i, k := range c.Keys {
 		if err := checkKey(k); err != nil {
 			return fmt.Errorf("gossip-key-file: key %d: %w", i+1, err)
-		}
-	}
-	for _, d := range []struct {
-		name  string
-		value time.Duration
-	}{{"ProbeInterval", c.ProbeInterval}, {"Settle", c.Settle}, {"SeedTimeout", c.SeedTimeout},
-		{"RejoinInterval", c.RejoinInterval}, {"ConflictTimeout", c.ConflictTimeout}} {
-		if d.value < time.Millisecond {
-			return fmt.Errorf("cluster: %s %v is too short", d.name, d.value)
 		}
 	}
 	return nil

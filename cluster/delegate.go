@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -25,18 +26,18 @@ func (d delegate) NotifyAlive(peer *memberlist.Node) error {
 		if who == "" {
 			who = peer.Address()
 		}
-		d.c.post(func() { d.c.refused(who, n.state, err) })
+		d.c.post(func() { d.c.refused(who, err) })
 		if n.addr.IsValid() && d.c.View().Self.State == Joining {
-			d.c.prober.heardForeign(n, err)
+			d.c.prober.heard(n, err)
 		}
 		return err
 	}
 	if n.identity == d.c.self.identity {
 		return nil
 	}
-	err = d.c.prober.heard(n)
-	if err != nil {
-		d.c.post(func() { d.c.unverified(n, err) })
+	err = d.c.prober.heard(n, nil)
+	if errors.Is(err, errTooMany) {
+		d.c.post(func() { d.c.tooMany(n, err) })
 	}
 	return err
 }
@@ -56,17 +57,17 @@ func (d delegate) admit(peer *memberlist.Node) (node, error) {
 		return n, fmt.Errorf("node %s has no address", id.name)
 	}
 	n.addr = netip.AddrPortFrom(ip.Unmap(), peer.Port)
-	if n.protocol != protocol {
+	if n.Protocol != protocol {
 		return n, fmt.Errorf("node %s at %s speaks version %d of the cluster's protocol, this node %d; run the same version of weir everywhere",
-			id.name, n.addr, n.protocol, protocol)
+			id.name, n.addr, n.Protocol, protocol)
 	}
-	if here := d.c.cfg.SettingsFingerprint; n.settings != here {
+	if here := d.c.cfg.SettingsFingerprint; n.Settings != here {
 		return n, fmt.Errorf("node %s at %s has %s (fingerprint %016x, here %016x); give all nodes the same cluster-secret-file and run the same version of weir everywhere",
-			id.name, n.addr, ring.Difference(here, n.settings), n.settings, here)
+			id.name, n.addr, ring.Difference(here, n.Settings), n.Settings, here)
 	}
-	if here := d.c.self.voters; n.voters != here {
+	if here := d.c.self.Voters; n.Voters != here {
 		return n, fmt.Errorf("node %s at %s has another list of voters (fingerprint %08x, here %08x); give all nodes the same voters, and stop them all to change it",
-			id.name, n.addr, n.voters, here)
+			id.name, n.addr, n.Voters, here)
 	}
 	return n, nil
 }

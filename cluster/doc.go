@@ -13,15 +13,15 @@
 // Gossip proves nothing. A host that can write it (without a key, any host that reaches the port) can name any process
 // at any address, in any state. So a process counts only once it has answered on its peer port, over mutual TLS where
 // that is configured, under the name, boot and ports that gossip says; until then the gossip library does not see it,
-// and neither probes it nor spreads it. A process that has answered stays verified for the life of its boot: declared
-// dead and heard again, it counts at once and is asked again. A process that answers at an address ends the
-// verification of those that were there before. Other content of gossip is believed: states, and that a member that was
-// leaving is gone. Any other member that gossip declares dead is asked on its peer port first, for a second, since a
-// machine that is too busy for gossip may answer there. One that answers counts for ten seconds, within which gossip
-// must hear it again; the library is made to tell it that it was declared dead.
+// and neither probes it nor spreads it. A process that answers at an address ends the verification of those that were
+// there before. Other content of gossip is believed: states, and that a member that was leaving is gone. Any other
+// member that gossip declares dead is asked on its peer port first, for a second, since a machine that is too busy for
+// gossip may answer there. One that answers counts for ten seconds, within which gossip must hear it again; the library
+// is made to tell it that it was declared dead. One that does not answer is forgotten, and when it is heard again it is
+// asked like any other process.
 //
-// Verification, members, connections and log lines about strangers are bounded; addresses of seeds and members come
-// first.
+// Verification, members, connections and log lines about strangers are bounded. A connection from the address of a seed
+// or a member has a place beside those of strangers.
 //
 // # Names and boots
 //
@@ -29,11 +29,10 @@
 // process start draws anew, so that a process that comes back is another member to the gossip, and the same one to
 // the ring. Of two processes with one name, one counts:
 //
-//   - At one address only one can live, so the later generation counts at once, and its predecessor no longer does. A
-//     process learns its generation (its predecessors' plus one) when it joins.
-//   - At different addresses, an active or leaving one counts before one that is joining, then the later generation,
-//     then the higher boot. The process that does not count never becomes active, and when the other still answers
-//     after Config.ConflictTimeout it reports a fatal error. On gossip's word alone no process ends.
+//   - At one address only one can live: the one that has answered there last.
+//   - At different addresses, an active or leaving one counts before one that is joining, then the higher boot. The
+//     process that does not count never becomes active, and when the other still answers after Config.ConflictTimeout
+//     it reports a fatal error. On gossip's word alone no process ends.
 //
 // # Start
 //
@@ -47,8 +46,8 @@
 // # Rejection
 //
 // Nodes with other ring settings, another list of voters, another hash key, another protocol or another gossip key
-// reject each other as members; both log it, once for each name. The newcomer does not go on alone, because it would
-// admit everything a second time: a node that is still joining and finds itself rejected, or hears of others that do
-// not answer on their peer ports, stays joining and says so. When an established node itself says, on its peer port,
-// that its settings differ, the newcomer reports a fatal error.
+// reject each other as members; both log it. The newcomer does not go on alone, because it would admit everything a
+// second time: a node that is still joining and finds itself rejected, or hears of others that do not answer on their
+// peer ports, stays joining and says so. When an established node itself says, on its peer port, that its settings
+// differ, the newcomer reports a fatal error.
 package cluster

@@ -60,41 +60,29 @@ func parseIdentity(gossipName string) (identity, error) {
 	return identity{name, boot}, nil
 }
 
-// metadata is what a node tells about itself along with its name and address.
+// metadata is what a node tells about itself along with its name and address. Package binary reads and writes it, big
+// endian. Protocol and State keep their place in every protocol version, so that a node which must reject another still
+// sees whether that one is established. A later build of the same protocol may append fields.
 type metadata struct {
-	protocol   uint8
-	state      State
-	generation uint32
-	settings   uint64
-	policy     uint32
-	peer       uint16 // ports; 0: none
-	http       uint16
-	grpc       uint16
-	voters     uint32 // fingerprint of the list; 0: none
-	envoy      uint32 // see Cluster.SetEnvoyHash
+	Protocol         uint8
+	State            State
+	_                uint32 // earlier builds have a number here
+	Settings         uint64
+	Policy           uint32
+	Peer, HTTP, GRPC uint16 // ports; 0: none
+	Voters           uint32 // fingerprint of the list; 0: none
+	Envoy            uint32 // see Cluster.SetEnvoyHash
 }
 
-// The layout is fixed length, big endian. Magic, protocol and state keep their place in every protocol version, so
-// that a node which must reject another still sees whether that one is established. A later build of the same protocol
-// may append fields.
 const (
-	metadataMagic = 0x5745 // "WE"
-	headerLen     = 4
-	metadataLen   = headerLen + 4 + 8 + 4 + 3*2 + 4 + 4
+	metadataMagic = 0x5745 // "WE", before the metadata
+	headerLen     = 4      // bytes of magic, Protocol and State
 )
 
 func (m metadata) encode() []byte {
-	b := make([]byte, 0, metadataLen)
-	b = binary.BigEndian.AppendUint16(b, metadataMagic)
-	b = append(b, m.protocol, byte(m.state))
-	b = binary.BigEndian.AppendUint32(b, m.generation)
-	b = binary.BigEndian.AppendUint64(b, m.settings)
-	b = binary.BigEndian.AppendUint32(b, m.policy)
-	b = binary.BigEndian.AppendUint16(b, m.peer)
-	b = binary.BigEndian.AppendUint16(b, m.http)
-	b = binary.BigEndian.AppendUint16(b, m.grpc)
-	b = binary.BigEndian.AppendUint32(b, m.voters)
-	return binary.BigEndian.AppendUint32(b, m.envoy)
+	b := binary.BigEndian.AppendUint16(nil, metadataMagic)
+	b, _ = binary.Append(b, binary.BigEndian, m) // cannot fail: all fields have fixed sizes
+	return b
 }
 
 // decodeMetadata reads what encode wrote. Of another protocol version it reads the header only.
@@ -102,24 +90,16 @@ func decodeMetadata(b []byte) (metadata, error) {
 	if len(b) < headerLen || binary.BigEndian.Uint16(b) != metadataMagic {
 		return metadata{}, errors.New("not the metadata of a weir node")
 	}
-	m := metadata{protocol: b[2], state: State(b[3])}
-	if m.state < Joining || m.state > Leaving {
+	m := metadata{Protocol: b[2], State: State(b[3])}
+	if m.State < Joining || m.State > Leaving {
 		return metadata{}, fmt.Errorf("metadata with unknown state %d", b[3])
 	}
-	if m.protocol != protocol {
+	if m.Protocol != protocol {
 		return m, nil
 	}
-	if len(b) < metadataLen {
-		return metadata{}, fmt.Errorf("metadata of %d bytes, expected %d", len(b), metadataLen)
+	if _, err := binary.Decode(b[2:], binary.BigEndian, &m); err != nil {
+		return metadata{}, fmt.Errorf("metadata of %d bytes: %w", len(b), err)
 	}
-	m.generation = binary.BigEndian.Uint32(b[4:])
-	m.settings = binary.BigEndian.Uint64(b[8:])
-	m.policy = binary.BigEndian.Uint32(b[16:])
-	m.peer = binary.BigEndian.Uint16(b[20:])
-	m.http = binary.BigEndian.Uint16(b[22:])
-	m.grpc = binary.BigEndian.Uint16(b[24:])
-	m.voters = binary.BigEndian.Uint32(b[26:])
-	m.envoy = binary.BigEndian.Uint32(b[30:])
 	return m, nil
 }
 

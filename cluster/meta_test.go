@@ -9,8 +9,8 @@ import (
 )
 
 func TestMetadata(t *testing.T) {
-	m := metadata{protocol: protocol, state: Leaving, generation: 0x01020304, settings: 0x1122334455667788,
-		policy: 0xaabbccdd, peer: 7947, http: 8080, grpc: 65535, voters: 0x0badcafe, envoy: 0x0ddba11}
+	m := metadata{Protocol: protocol, State: Leaving, Settings: 0x1122334455667788,
+		Policy: 0xaabbccdd, Peer: 7947, HTTP: 8080, GRPC: 65535, Voters: 0x0badcafe, Envoy: 0x0ddba11}
 	b := m.encode()
 	expect.True(t, len(b) <= 64, "metadata take %d bytes, more than 64", len(b))
 	got, err := decodeMetadata(b)
@@ -23,7 +23,7 @@ func TestMetadata(t *testing.T) {
 	}
 	later := bytes.Clone(b)
 	later[2]++
-	if got, err := decodeMetadata(later); err != nil || got != (metadata{protocol: protocol + 1, state: Leaving}) {
+	if got, err := decodeMetadata(later); err != nil || got != (metadata{Protocol: protocol + 1, State: Leaving}) {
 		t.Errorf("of another protocol: %+v, %v, want the header", got, err)
 	}
 	for i, bad := range map[int]byte{0: 'X', 3: 0} {
@@ -51,15 +51,15 @@ func FuzzDecodeMetadata(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("WE\x01\x02"))
 	f.Add([]byte("WE\x02\x02"))
-	f.Add(metadata{protocol: protocol, state: Active, generation: 1, settings: 2, policy: 3, peer: 4, http: 5, grpc: 6,
-		voters: 7, envoy: 8}.encode())
+	f.Add(metadata{Protocol: protocol, State: Active, Settings: 2, Policy: 3, Peer: 4, HTTP: 5, GRPC: 6,
+		Voters: 7, Envoy: 8}.encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := decodeMetadata(b)
-		if err != nil || m.protocol != protocol {
+		if err != nil || m.Protocol != protocol {
 			return
 		}
-		got := m.encode()
-		expect.True(t, bytes.Equal(got, b[:len(got)]), "%x decodes to %+v, which encodes to %x", b, m, got)
+		again, err := decodeMetadata(m.encode())
+		expect.True(t, err == nil && again == m, "%x decodes to %+v, which is read back as %+v, %v", b, m, again, err)
 	})
 }
 

@@ -14,18 +14,19 @@ import (
 // This file asks the processes that gossip names who they are. It lies between the membership library and the roster.
 // verifier.go has the state and the words.
 //
-//  1. The library calls heard, heardForeign, up and down (delegate.go). They tell the verifier, and wake run.
+//  1. The library calls heard, up and down (delegate.go). They tell the verifier, and wake run.
 //  2. run asks the verifier for the candidate to ask next, and starts a goroutine for each (probe).
 //  3. probe asks the process on its peer port (Config.Identify), and compares the answer with the claim.
 //  4. answered tells the verifier the outcome. It posts to the cluster's goroutine which processes count from now on,
 //     and which do not any more.
-//  5. If a process counts and the library does not list it, takeIn makes the library exchange memberships with it.
+//  5. If a process counts and the library does not list it, join makes the library exchange memberships with it. Until
+//     the library lists it, it is in doubt like a member that gossip takes for dead.
 //
 // Other files must keep: the library calls heard, up and down with its own locks held, so mu is never held while the
 // library is called.
 
 // probeTimeout bounds the wait for a process to say who it is.
-const probeTimeout = 2 * time.Second
+const probeTimeout = time.Second
 
 // Identity is what a process answers on its peer port when it is asked who it is.
 type Identity struct {
@@ -42,9 +43,9 @@ type Identity struct {
 // Identity returns what this process answers.
 func (c *Cluster) Identity() Identity {
 	return Identity{
-		Name: c.self.name, Boot: c.self.boot, State: c.View().Self.State, Settings: c.self.settings,
-		Voters:     c.self.voters,
-		GossipPort: c.self.addr.Port(), HTTPPort: c.self.http, GRPCPort: c.self.grpc,
+		Name: c.self.name, Boot: c.self.boot, State: c.View().Self.State, Settings: c.self.Settings,
+		Voters:     c.self.Voters,
+		GossipPort: c.self.addr.Port(), HTTPPort: c.self.HTTP, GRPCPort: c.self.GRPC,
 	}
 }
 
@@ -73,11 +74,10 @@ func (p *prober) run(ctx context.Context) {
 	for {
 		p.mu.Lock()
 		c, foreign, found, wait := p.v.next(p.now())
-		timeout := p.v.timeout(c)
 		p.mu.Unlock()
 		if found {
 			asked.Go(func() {
-				p.probe(ctx, c, foreign, timeout)
+				p.probe(ctx, c, foreign)
 				p.look()
 			})
 			continue
@@ -94,21 +94,14 @@ func (p *prober) run(ctx context.Context) {
 // look wakes run, which looks for a process to ask.
 func (p *prober) look() { p.wake.Set() }
 
-// heard takes in what gossip says of a process, and returns why it does not count, or nil.
-func (p *prober) heard(n node) error {
+// heard takes in what gossip says of a process, and returns why it does not count, or nil. foreign says why it cannot
+// be a member; nil: it can.
+func (p *prober) heard(n node, foreign error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := p.v.heard(n.claim(), p.now())
+	err := p.v.heard(n.claim(), foreign, p.now())
 	p.look()
 	return err
-}
-
-// heardForeign takes in what gossip says of a process that cannot be a member, and why.
-func (p *prober) heardForeign(n node, why error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.v.heardForeign(n.claim(), why, p.now())
-	p.look()
 }
 
 // up takes in that the library lists a process, or that the process has changed its metadata.
@@ -127,13 +120,14 @@ func (p *prober) up(n node) {
 func (p *prober) down(id identity) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	leaves := p.listed[id].state == Leaving
+	leaves := p.listed[id].State == Leaving
 	delete(p.listed, id)
 	if !leaves && p.v.doubt(id, p.now()) {
+		p.c.post(func() { p.c.log.Warn("member suspected", "member", id.name) })
 		p.look()
 		return
 	}
-	p.v.down(id)
+	p.v.remove(id)
 	p.c.post(func() { p.c.down(id) })
 }
 
@@ -141,11 +135,11 @@ func (p *prober) down(id identity) {
 func (p *prober) ask(id identity) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.v.ask(id, p.now())
+	p.v.doubt(id, p.now())
 	p.look()
 }
 
-// known reports whether an address is one of this process, a seed or a live member.
+// known reports whether an address is one of this process, a seed or a member.
 func (p *prober) known(ip netip.Addr) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -166,34 +160,18 @@ func (p *prober) pending() (all, fresh int, detail string) {
 }
 
 // probe asks one process, and does what follows from its answer.
-func (p *prober) probe(ctx context.Context, c claim, foreign bool, timeout time.Duration) {
-	asking, cancel := context.WithTimeout(ctx, timeout)
+func (p *prober) probe(ctx context.Context, c claim, foreign bool) {
+	asking, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	id, err := p.c.cfg.Identify(asking, c.endpoint().String())
 	if ctx.Err() != nil {
 		return
 	}
-	what := silent
 	if err == nil {
-		what, err = p.compare(c, id, foreign)
+		err = p.compare(c, id, foreign)
 	}
-	switch a, listed := p.answered(c, what, id, err); {
-	case a.joins && !listed:
-		p.takeIn(c)
-	case a.kept:
-		// In the exchange, the process hears that gossip takes it for dead, and refutes it.
+	if p.answered(c, id, err) {
 		p.join(c)
-	}
-}
-
-// takeIn makes the library learn of a process that counts from now on. Before, the process was kept from the library
-// (NotifyAlive).
-func (p *prober) takeIn(c claim) {
-	p.join(c)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, listed := p.listed[c.identity]; !listed {
-		p.v.down(c.identity) // because the library does not call down for a process that it does not list
 	}
 }
 
@@ -204,13 +182,17 @@ func (p *prober) join(c claim) {
 	}
 }
 
-// answered takes in the outcome of a question, and posts what the roster must know. It returns what follows, and
-// whether the library lists the process.
-func (p *prober) answered(c claim, what outcome, id Identity, err error) (a answer, listed bool) {
+// answered takes in the outcome of a question, and posts what the roster must know. It reports whether the library must
+// exchange memberships with the process: it counts, and the library does not list it. In the exchange the library
+// learns of it, or the process hears that gossip takes it for dead, and refutes that.
+func (p *prober) answered(c claim, id Identity, err error) (exchange bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a = p.v.answered(c, what, err, p.now())
+	a := p.v.answered(c, err, p.now())
 	n, listed := p.listed[c.identity]
+	if a.joins && !listed {
+		p.v.doubt(c.identity, p.now().Add(doubtAgain)) // it was kept from the library (NotifyAlive)
+	}
 	p.c.post(func() {
 		for _, gone := range a.gone {
 			p.c.down(gone)
@@ -219,30 +201,27 @@ func (p *prober) answered(c claim, what outcome, id Identity, err error) (a answ
 		case a.joins && listed && n.claim() == c:
 			p.c.up(n)
 		case a.foreign != nil:
-			if err := p.c.roster.refused(id.State, a.foreign, true); err != nil {
-				p.c.fail(err)
+			if p.c.roster.refused(a.foreign) && id.State.established() {
+				p.c.fail(a.foreign)
 			}
 		case a.failures == 1:
 			p.c.unanswered(c, err)
-		case a.first:
-			p.c.log.Warn("suspected member answered on its peer port", "member", c.name, "addr", c.addr)
-		}
-		if a.joins {
+		case a.kept:
 			p.c.failOnConflict(c.identity)
 		}
 	})
-	return a, listed
+	return a.kept || a.joins && !listed
 }
 
-// compare says whether a process is the one of the claim. The settings of a foreign one must differ from this node's.
-func (p *prober) compare(c claim, id Identity, foreign bool) (outcome, error) {
+// compare says why a process is not the one of the claim. The settings of a foreign one must differ from this node's.
+func (p *prober) compare(c claim, id Identity, foreign bool) error {
 	switch {
 	case id.Name != c.name || id.Boot != c.boot:
-		return mistaken, fmt.Errorf("there is another process: %.63q", id.Name)
-	case id.GossipPort != c.addr.Port() || id.HTTPPort != c.http || id.GRPCPort != c.grpc:
-		return mistaken, errors.New("it listens on other ports than gossip says")
-	case foreign == (id.Settings == p.c.self.settings && id.Voters == p.c.self.voters):
-		return mistaken, errors.New("its settings are not those that gossip says")
+		return fmt.Errorf("there is another process: %.63q", id.Name)
+	case id.GossipPort != c.addr.Port() || id.HTTPPort != c.HTTP || id.GRPCPort != c.GRPC:
+		return errors.New("it listens on other ports than gossip says")
+	case foreign == (id.Settings == p.c.self.Settings && id.Voters == p.c.self.Voters):
+		return errors.New("its settings are not those that gossip says")
 	}
-	return confirmed, nil
+	return nil
 }

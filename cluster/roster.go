@@ -1,9 +1,7 @@
 package cluster
 
 import (
-	"cmp"
 	"fmt"
-	"math"
 	"net/netip"
 	"strings"
 )
@@ -32,10 +30,9 @@ type roster struct {
 	fresh      int    // of them, those that have not been asked to the end even once
 	why        string // one of them does not count
 
-	// refusal is that of a node which this one would have joined; renewed when it has been heard since the seeds were
-	// last tried.
+	// refusal is why this node cannot join those that it would have joined; renewed when that has been found since the
+	// seeds were last tried.
 	refusal, renewed error
-	mistake          error // in this node's own settings
 }
 
 func newRoster(self node, seeds []string) *roster {
@@ -49,36 +46,19 @@ func (r *roster) up(n node) {
 	}
 	r.others[n.identity] = n
 	r.heard = true
-	r.learn(n)
-}
-
-// learn takes in what is said of another process of our name, be it verified or not: our generation is to be later.
-func (r *roster) learn(n node) {
-	if n.name != r.self.name || n.generation < r.self.generation || n.generation == math.MaxUint32 ||
-		r.self.state == Leaving {
-		return
-	}
-	// One with our address is a predecessor that is known to be gone. One elsewhere that is established precedes us as
-	// long as we have not claimed anything. Two that are both joining must not outbid each other.
-	if n.addr == r.self.addr || r.self.state == Joining && n.state.established() {
-		r.self.generation = n.generation + 1
-	}
 }
 
 // down notes that a process has left or is taken for dead.
 func (r *roster) down(id identity) { delete(r.others, id) }
 
-// refused notes that a node of the cluster we want to join, or something at a seed's address, does not want us or is
-// not wanted. It returns the fatal error that follows from it, if any: none without the node itself having answered.
-func (r *roster) refused(by State, err error, verified bool) error {
-	if r.self.state != Joining || len(r.others) > 0 {
-		return nil
+// refused notes that a node of the cluster we want to join, or something at a seed's address, does not want us, is not
+// wanted, or cannot reach us. It reports whether that matters: this node is joining, and no member is there.
+func (r *roster) refused(err error) bool {
+	if r.self.State != Joining || len(r.others) > 0 {
+		return false
 	}
 	r.refusal, r.renewed = err, err
-	if verified && by.established() {
-		return err
-	}
-	return nil
+	return true
 }
 
 // seedsTried notes that all seeds have been tried.
@@ -87,23 +67,18 @@ func (r *roster) seedsTried() {
 	r.refusal, r.renewed = r.renewed, nil
 }
 
-// advance makes this node active when it may be, and returns the fatal error when it never will be. It does not go on
-// alone while there are others who reject it, or of whom gossip tells although they do not answer: it would admit
-// everything a second time.
-func (r *roster) advance() error {
-	if r.self.state != Joining {
-		return nil
-	}
-	if len(r.seeds) > 0 && !r.heard && r.silence && r.mistake != nil {
-		return r.mistake
+// advance makes this node active when it may be. It does not go on alone while there are others who reject it or cannot
+// reach it, or of whom gossip tells although they do not answer: it would admit everything a second time.
+func (r *roster) advance() {
+	if r.self.State != Joining {
+		return
 	}
 	settled := r.silence || r.quiet && r.fresh == 0
 	joined := len(r.seeds) == 0 || r.heard && r.tried && settled ||
 		!r.heard && r.silence && r.refusal == nil && r.unverified == 0
 	if _, taken := r.conflict(); joined && !taken {
-		r.self.state = Active
+		r.self.State = Active
 	}
-	return nil
 }
 
 // expectant reports whether silence would mean something: there is a process that could answer.
@@ -115,25 +90,11 @@ func (r *roster) conflict() (node, bool) {
 	return n, n.identity != r.self.identity
 }
 
-// counting returns, for each name, the process that counts.
+// counting returns, for each name, the process that counts. Several processes of one name have different addresses: the
+// verifier removes a member when another process has answered at its place.
 func (r *roster) counting() map[string]node {
-	// At one address only one process of a name can live: the latest generation.
-	type place struct {
-		name string
-		addr netip.AddrPort
-	}
-	latest := map[place]node{{r.self.name, r.self.addr}: r.self}
+	count := map[string]node{r.self.name: r.self}
 	for _, n := range r.others {
-		at := place{n.name, n.addr}
-		if n.name == r.self.name && n.addr == r.self.addr {
-			continue
-		}
-		if other, taken := latest[at]; !taken || later(n, other) {
-			latest[at] = n
-		}
-	}
-	count := map[string]node{}
-	for _, n := range latest {
 		if other, taken := count[n.name]; !taken || precedes(n, other) {
 			count[n.name] = n
 		}
@@ -141,32 +102,12 @@ func (r *roster) counting() map[string]node {
 	return count
 }
 
-// later says which of two processes of one name and address is the successor.
-func later(a, b node) bool {
-	return cmp.Or(
-		cmp.Compare(a.generation, b.generation),
-		compareEstablished(a, b), // a successor that does not know yet of its predecessor
-		cmp.Compare(a.boot, b.boot),
-	) > 0
-}
-
-// precedes says which of two processes of one name at different addresses counts.
+// precedes says which of two processes of one name counts.
 func precedes(a, b node) bool {
-	return cmp.Or(
-		compareEstablished(a, b),
-		cmp.Compare(a.generation, b.generation),
-		cmp.Compare(a.boot, b.boot),
-	) > 0
-}
-
-func compareEstablished(a, b node) int {
-	switch {
-	case a.state.established() == b.state.established():
-		return 0
-	case a.state.established():
-		return 1
+	if a.State.established() != b.State.established() {
+		return a.State.established()
 	}
-	return -1
+	return a.boot > b.boot
 }
 
 // view makes the View of the present state. It takes over prev's ring when the active members are the same.
@@ -176,13 +117,8 @@ func (r *roster) view(prev *View) *View {
 	for _, n := range count {
 		members = append(members, n.member())
 	}
-	var v *View
-	if prev == nil {
-		v = newView(nil, r.self.member(), members)
-	} else {
-		v = newView(prev.Ring, r.self.member(), members)
-		v.Version = prev.Version + 1
-	}
+	v := newView(prev.Ring, r.self.member(), members)
+	v.Version = prev.Version + 1
 	v.Alone = len(r.seeds) > 0 && len(r.others) == 0
 	v.Detail = r.detail(v.Alone)
 	return v
@@ -192,21 +128,19 @@ func (r *roster) detail(alone bool) string {
 	other, taken := r.conflict()
 	switch {
 	case taken:
-		return fmt.Sprintf("%s: %v", r.self.state, inUse(other))
-	case r.self.state == Leaving:
+		return fmt.Sprintf("%s: %v", r.self.State, inUse(other))
+	case r.self.State == Leaving:
 		return "leaving"
-	case r.self.state == Joining && r.refusal != nil && !r.heard:
+	case r.self.State == Joining && r.refusal != nil && !r.heard:
 		return fmt.Sprintf("joining: %v", r.refusal)
-	case r.self.state == Joining && !r.heard && r.mistake != nil:
-		return fmt.Sprintf("joining: %v", r.mistake)
-	case r.self.state == Joining && !r.heard && r.unverified > 0 && r.why != "":
+	case r.self.State == Joining && !r.heard && r.unverified > 0 && r.why != "":
 		return fmt.Sprintf("joining: gossip tells of %d others, and none has answered on its peer port yet: %s",
 			r.unverified, r.why)
-	case r.self.state == Joining && !r.heard && r.tried && !r.found:
+	case r.self.State == Joining && !r.heard && r.tried && !r.found:
 		return "joining: no seed has answered yet: none of their names stands for an address: " + r.seedNames()
-	case r.self.state == Joining && !r.heard:
+	case r.self.State == Joining && !r.heard:
 		return "joining: no seed has answered yet: " + r.seedNames()
-	case r.self.state == Joining:
+	case r.self.State == Joining:
 		return "joining: waiting for the membership to settle"
 	case alone:
 		return "alone: no other member is there and no seed answers; still trying: " + r.seedNames()

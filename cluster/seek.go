@@ -18,12 +18,10 @@ const (
 )
 
 // seeker brings the node together with its seeds: at the start, and for ever after, because the library never heals a
-// split. Only its own goroutine touches it.
+// split.
 type seeker struct {
 	c      *Cluster
-	seeds  []string
-	silent map[string]bool // seeds whose failure has been logged
-	found  bool            // a seed's name has stood for an address
+	silent map[string]bool // seeds whose failure has been logged; the goroutine run owns it
 }
 
 // run tries the seeds until ctx ends.
@@ -51,78 +49,62 @@ func (s *seeker) round(ctx context.Context) {
 	}
 	seedOf := map[netip.AddrPort]string{}
 	hosts := map[netip.Addr]bool{}
-	for seed, addrs := range s.resolve(ctx) {
-		s.found = s.found || len(addrs) > 0
+	for i, addrs := range s.resolve(ctx) {
 		for _, a := range addrs {
 			hosts[a.Addr()] = true
-			if !members[a] && s.reachable(seed, a) {
+			if seed := s.c.cfg.Join[i]; !members[a] && s.reachable(seed, a) {
 				seedOf[a] = seed
 			}
 		}
 	}
 	s.c.prober.setSeeds(hosts)
-	if s.found {
+	if len(hosts) > 0 {
 		s.c.post(func() { s.c.roster.found = true })
 	}
-	var addrs []netip.AddrPort
-	for a := range seedOf { // in random order
-		if len(addrs) < seekFanout {
-			addrs = append(addrs, a)
+	var tries sync.WaitGroup
+	tried := 0
+	for a, seed := range seedOf { // in random order
+		if tried++; tried <= seekFanout {
+			tries.Go(func() { s.try(ctx, seed, a) })
 		}
 	}
-	failed := make([]error, len(addrs))
-	var wg sync.WaitGroup
-	for i, a := range addrs {
-		wg.Go(func() { _, failed[i] = s.c.list.Join([]string{a.String()}) })
-	}
-	wg.Wait()
-	if ctx.Err() != nil {
-		return
-	}
-	answered := map[string]bool{}
-	for i, a := range addrs {
-		if failed[i] == nil {
-			answered[seedOf[a]] = true
-		}
-	}
-	for i, a := range addrs {
-		seed := seedOf[a]
-		switch {
-		case failed[i] == nil:
-			s.answers(seed)
-		case strings.Contains(failed[i].Error(), "crypt"):
-			err := fmt.Errorf("seed %s at %s uses another gossip key, or one of the two uses none; give all nodes the same gossip-key-file", seed, a)
-			s.fails(seed, err)
-			s.c.post(func() { s.c.refused(a.String(), 0, err) })
-		case !answered[seed]:
-			// The library's errors are lists over several lines.
-			s.fails(seed, errors.New(strings.Join(strings.Fields(failed[i].Error()), " ")))
-		}
+	tries.Wait()
+}
+
+// try makes the library exchange memberships with the process at a seed's address.
+func (s *seeker) try(ctx context.Context, seed string, a netip.AddrPort) {
+	_, err := s.c.list.Join([]string{a.String()})
+	switch {
+	case ctx.Err() != nil:
+	case err == nil:
+		s.answers(seed)
+	case strings.Contains(err.Error(), "crypt"):
+		err = fmt.Errorf("seed %s at %s uses another gossip key, or one of the two uses none; give all nodes the same gossip-key-file", seed, a)
+		s.fails(seed, err)
+		s.c.post(func() { s.c.refused(a.String(), err) })
+	default:
+		// The library's errors are lists over several lines.
+		s.fails(seed, errors.New(strings.Join(strings.Fields(err.Error()), " ")))
 	}
 }
 
-// resolve looks the seeds' names up. A name without addresses is logged: in Kubernetes that of a headless service may
-// come later.
-func (s *seeker) resolve(ctx context.Context) map[string][]netip.AddrPort {
+// resolve returns the addresses of each seed. A name without addresses is logged: in Kubernetes that of a headless
+// service may come later.
+func (s *seeker) resolve(ctx context.Context) [][]netip.AddrPort {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
-	var (
-		wg    sync.WaitGroup
-		addrs = make([][]netip.AddrPort, len(s.seeds))
-		errs  = make([]error, len(s.seeds))
-	)
-	for i, seed := range s.seeds {
-		wg.Go(func() { addrs[i], errs[i] = lookUp(ctx, seed) })
+	addrs := make([][]netip.AddrPort, len(s.c.cfg.Join))
+	var wg sync.WaitGroup
+	for i, seed := range s.c.cfg.Join {
+		wg.Go(func() {
+			var err error
+			if addrs[i], err = lookUp(ctx, seed); err != nil {
+				s.fails(seed, err)
+			}
+		})
 	}
 	wg.Wait()
-	found := map[string][]netip.AddrPort{}
-	for i, seed := range s.seeds {
-		if errs[i] != nil {
-			s.fails(seed, errs[i])
-		}
-		found[seed] = addrs[i]
-	}
-	return found
+	return addrs
 }
 
 func lookUp(ctx context.Context, seed string) ([]netip.AddrPort, error) {
@@ -151,7 +133,7 @@ func (s *seeker) reachable(seed string, a netip.AddrPort) bool {
 		return true
 	}
 	s.fails(seed, err)
-	s.c.post(func() { s.c.roster.mistake = err })
+	s.c.post(func() { s.c.roster.refused(err) })
 	return false
 }
 
@@ -167,16 +149,19 @@ func checkReachable(self netip.Addr, seed string, addr netip.Addr) error {
 
 // fails logs that a seed fails, until it has answered.
 func (s *seeker) fails(seed string, err error) {
-	if s.silent[seed] || errors.Is(err, context.Canceled) {
-		return
-	}
-	s.silent[seed] = true
-	s.c.log.Warn("seed unreachable", "seed", seed, "error", err)
+	s.c.post(func() {
+		if !s.silent[seed] {
+			s.silent[seed] = true
+			s.c.log.Warn("seed unreachable", "seed", seed, "error", err)
+		}
+	})
 }
 
 func (s *seeker) answers(seed string) {
-	if s.silent[seed] {
-		delete(s.silent, seed)
-		s.c.log.Info("seed reached", "seed", seed)
-	}
+	s.c.post(func() {
+		if s.silent[seed] {
+			delete(s.silent, seed)
+			s.c.log.Info("seed reached", "seed", seed)
+		}
+	})
 }

@@ -43,7 +43,8 @@ type transport struct {
 	known   atomic.Pointer[func(netip.Addr) bool] // reports whether an address is one of ours; nil: none is
 	streams chan net.Conn
 	packets chan *memberlist.Packet
-	done    chan struct{}
+	done    chan struct{} // closed: what comes in is dropped
+	over    chan struct{} // closed: nothing comes in
 	work    sync.WaitGroup
 
 	mu        sync.Mutex
@@ -70,10 +71,9 @@ func listen(ctx context.Context, cfg Config, keyring *memberlist.Keyring, gossip
 			t := &transport{
 				NetTransport: lower, ctx: ctx, cfg: cfg, screen: screen{keyring, cfg.MaxMembers},
 				streams: make(chan net.Conn), packets: make(chan *memberlist.Packet), done: make(chan struct{}),
-				open: map[netip.Addr]int{},
+				over: make(chan struct{}), open: map[netip.Addr]int{},
 			}
-			t.work.Go(t.forwardPackets)
-			t.work.Go(t.forwardStreams)
+			t.work.Go(t.forward)
 			return t, nil
 		}
 	}
@@ -89,14 +89,15 @@ func (t *transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
 
 // Shutdown closes the sockets and waits until nothing more comes from them.
 func (t *transport) Shutdown() error {
-	err := t.NetTransport.Shutdown() // it waits until the packets that it has received are taken
 	close(t.done)
+	err := t.NetTransport.Shutdown() // it waits until what it has received is taken
+	close(t.over)
 	t.work.Wait()
 	return err
 }
 
-// forwardPackets passes on packets, as far as they are let in.
-func (t *transport) forwardPackets() {
+// forward passes on packets and connections, as far as they are let in.
+func (t *transport) forward() {
 	for {
 		select {
 		case p := <-t.NetTransport.PacketCh():
@@ -109,22 +110,12 @@ func (t *transport) forwardPackets() {
 			case t.packets <- p:
 			case <-t.done:
 			}
-		case <-t.done:
-			return
-		}
-	}
-}
-
-// forwardStreams passes on connections, as far as they are let in.
-func (t *transport) forwardStreams() {
-	for {
-		select {
 		case conn := <-t.NetTransport.StreamCh():
 			if !t.enter(conn) {
 				t.cfg.Rejected(TooMany)
 				conn.Close()
 			}
-		case <-t.done:
+		case <-t.over:
 			return
 		}
 	}
@@ -145,7 +136,9 @@ func (t *transport) enter(conn net.Conn) bool {
 	}
 	*group++
 	t.open[from]++
+	forget := t.closing(conn)
 	leave := sync.OnceFunc(func() {
+		forget()
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		*group--
@@ -153,10 +146,13 @@ func (t *transport) enter(conn net.Conn) bool {
 			delete(t.open, from)
 		}
 	})
-	t.work.Go(func() {
-		t.admit(incoming{stream: stream{conn, context.AfterFunc(t.ctx, func() { conn.Close() })}, leave: leave})
-	})
+	t.work.Go(func() { t.admit(conn, leave) })
 	return true
+}
+
+// closing closes a connection when the context ends, unless forget is called.
+func (t *transport) closing(conn net.Conn) (forget func() bool) {
+	return context.AfterFunc(t.ctx, func() { conn.Close() })
 }
 
 // addrOf returns the address that a connection comes from.
@@ -167,85 +163,69 @@ func addrOf(conn net.Conn) netip.Addr {
 	return netip.Addr{}
 }
 
-// admit reads what a connection begins with, and leaves it to the library when that is what a node sends.
-func (t *transport) admit(conn incoming) {
+// admit reads what a connection begins with, and leaves it to the library when that is what a node sends. leave takes
+// it out of the count.
+func (t *transport) admit(conn net.Conn, leave func()) {
+	s := stream{Conn: conn, closed: leave}
 	if err := conn.SetDeadline(time.Now().Add(streamTimeout)); err != nil {
-		conn.Close()
+		s.Close()
 		return
 	}
-	rest, reason := t.screen.stream(conn, isAsked)
-	if rest == nil {
+	var reason string
+	if s.rest, reason = t.screen.stream(conn, isAsked); s.rest == nil {
 		if reason != "" {
 			t.cfg.Rejected(reason)
 		}
-		conn.Close()
+		s.Close()
 		return
 	}
-	conn.rest = rest
 	select {
-	case t.streams <- conn:
+	case t.streams <- s:
 	case <-t.done:
-		conn.Close()
+		s.Close()
 	}
 }
 
-// incoming is a connection that has been let in. Its beginning has been read.
-type incoming struct {
-	stream
-	rest  io.Reader
-	leave func() // takes it out of the count
-}
-
-// Read returns what was sent, from the beginning.
-func (c incoming) Read(b []byte) (int, error) {
-	if c.rest == nil {
-		return c.stream.Read(b)
-	}
-	return c.rest.Read(b)
-}
-
-// Close closes the connection.
-func (c incoming) Close() error {
-	c.leave()
-	return c.stream.Close()
-}
-
-// DialAddressTimeout is the library's way of opening a stream.
+// DialAddressTimeout is the library's way of opening a stream. What comes back is screened like what others send.
 func (t *transport) DialAddressTimeout(addr memberlist.Address, timeout time.Duration) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: timeout}
 	conn, err := dialer.DialContext(t.ctx, "tcp", addr.Addr)
 	if err != nil {
 		return nil, err
 	}
-	s := stream{conn, context.AfterFunc(t.ctx, func() { conn.Close() })}
-	return &outgoing{stream: s, screen: t.screen}, nil
+	forget := t.closing(conn)
+	return stream{conn, &reply{screen: t.screen, conn: conn}, func() { forget() }}, nil
 }
 
-// outgoing is a connection that this node has made. What comes back is screened like what others send.
-type outgoing struct {
-	stream
-	screen screen
-	back   io.Reader // the answer, from the first Read on
-}
-
-// Read reads the answer.
-func (c *outgoing) Read(b []byte) (int, error) {
-	if c.back == nil {
-		if c.back, _ = c.screen.stream(c.stream, isAnswer); c.back == nil {
-			c.back = bytes.NewReader(nil)
-		}
-	}
-	return c.back.Read(b)
-}
-
-// stream forgets the context when it is closed.
+// stream is a connection of which the library reads what the screen lets in.
 type stream struct {
 	net.Conn
-	forget func() bool
+	rest   io.Reader
+	closed func()
 }
+
+// Read returns what was sent, from the beginning.
+func (s stream) Read(b []byte) (int, error) { return s.rest.Read(b) }
 
 // Close closes the connection.
 func (s stream) Close() error {
-	s.forget()
+	s.closed()
 	return s.Conn.Close()
+}
+
+// reply is what comes back on a connection that this node has made.
+type reply struct {
+	screen screen
+	conn   io.Reader
+	rest   io.Reader // from the first Read on
+}
+
+// Read reads the answer.
+func (r *reply) Read(b []byte) (int, error) {
+	if r.rest == nil {
+		if r.rest, _ = r.screen.stream(r.conn, isAnswer); r.rest == nil {
+			r.rest = bytes.NewReader(nil)
+		}
+	}
+	return r.rest.Read(b)
 }

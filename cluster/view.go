@@ -42,6 +42,9 @@ type View struct {
 	replaced chan struct{}
 }
 
+// noView is the view before the first one.
+func noView() *View { return &View{Self: new(Member), replaced: make(chan struct{})} }
+
 // newView makes a view of members, one for each name, in any order; it sorts them in place. It takes over table when
 // that is the right one. Self is among the members when it is the process that counts for its name.
 func newView(table *ring.Table, self Member, members []Member) *View {
@@ -103,13 +106,13 @@ func (n node) member() Member {
 	return Member{
 		Name:       n.name,
 		Boot:       n.boot,
-		State:      n.state,
+		State:      n.State,
 		Host:       host,
 		GossipAddr: n.addr.String(),
-		PeerAddr:   at(n.peer),
-		HTTPAddr:   at(n.http),
-		GRPCAddr:   at(n.grpc),
-		PolicyHash: n.policy,
-		EnvoyHash:  n.envoy,
+		PeerAddr:   at(n.Peer),
+		HTTPAddr:   at(n.HTTP),
+		GRPCAddr:   at(n.GRPC),
+		PolicyHash: n.Policy,
+		EnvoyHash:  n.Envoy,
 	}
 }

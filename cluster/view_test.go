@@ -42,13 +42,13 @@ func TestView(t *testing.T) {
 }
 
 func TestViewTakesOverTheRing(t *testing.T) {
-	r := newRoster(process("a", 1, 1, Active, 0), []string{"seed:1"})
-	r.up(process("b", 2, 2, Active, 0))
-	first := r.view(nil)
-	n := process("b", 2, 2, Active, 0)
-	n.policy = 7
+	r := newRoster(process("a", 1, 1, Active), []string{"seed:1"})
+	r.up(process("b", 2, 2, Active))
+	first := r.view(noView())
+	n := process("b", 2, 2, Active)
+	n.Policy = 7
 	r.up(n)
-	r.up(process("c", 3, 3, Joining, 0))
+	r.up(process("c", 3, 3, Joining))
 	second := r.view(first)
 	expect.Equal(t, second.Ring, first.Ring, "the ring was built anew although the active members are the same")
 	expect.True(t, second.Version == first.Version+1 && second.Member("b").PolicyHash == 7, "second view: %+v", second)

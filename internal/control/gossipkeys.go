@@ -70,19 +70,13 @@ type GossipKeysConfig struct {
 // well.
 type GossipKeys struct {
 	weirv1.UnimplementedAdminServer
-	cfg   GossipKeysConfig
-	first []cluster.Key // the keys that the member started with, which are its file's
-	mu    sync.Mutex    // one change at a time
+	peerv1.UnimplementedGossipKeysServer
+	cfg GossipKeysConfig
+	mu  sync.Mutex // one change at a time
 }
 
-// NewGossipKeys returns the GossipKeys of a member that has started with the keys of its file.
-func NewGossipKeys(cfg GossipKeysConfig) *GossipKeys {
-	k := &GossipKeys{cfg: cfg}
-	if cfg.Ring != nil {
-		k.first = cfg.Ring.Keys()
-	}
-	return k
-}
+// NewGossipKeys returns the GossipKeys of a member.
+func NewGossipKeys(cfg GossipKeysConfig) *GossipKeys { return &GossipKeys{cfg: cfg} }
 
 // own returns the keys of this member, without the secret parts.
 func (k *GossipKeys) own() *weirv1.MemberKeys {
@@ -267,17 +261,8 @@ func isPrivate(ctx context.Context) bool {
 	return netaddr.LoopbackAddr(p.Addr)
 }
 
-// Peers returns the service for other members.
-func (k *GossipKeys) Peers() peerv1.GossipKeysServer { return peers{k: k} }
-
-type peers struct {
-	peerv1.UnimplementedGossipKeysServer
-	k *GossipKeys
-}
-
-// Apply implements peerv1.GossipKeysServer.
-func (p peers) Apply(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error) {
-	k := p.k
+// Apply implements peerv1.GossipKeysServer: another member asks for a step.
+func (k *GossipKeys) Apply(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error) {
 	if k.cfg.Ring == nil {
 		return nil, errNoGossip
 	}
@@ -321,7 +306,7 @@ func (k *GossipKeys) Follow(ctx context.Context, changed <-chan struct{}) {
 			ours[cluster.KeyID(key)] = true
 		}
 	}
-	for _, key := range k.first {
+	for _, key := range k.cfg.Ring.Keys() { // the file's, as the member has started with them
 		ours[key.ID] = true
 	}
 	waiting := ""

@@ -89,7 +89,7 @@ func (n *network) ask(ctx context.Context, to ownership.Node,
 		return nil, errors.New("no answer")
 	}
 	sent, _ := metadata.FromOutgoingContext(ctx)
-	return n.members[to.Name].keys.Peers().Apply(metadata.NewIncomingContext(callFrom(ctx, "127.0.0.1"), sent), req)
+	return n.members[to.Name].keys.Apply(metadata.NewIncomingContext(callFrom(ctx, "127.0.0.1"), sent), req)
 }
 
 func callFrom(ctx context.Context, ip string) context.Context {
@@ -231,11 +231,11 @@ func TestSteps(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	n := newNetwork(t, "a")
 	add := &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: key(2)}
-	_, err := n.members["a"].keys.Peers().Apply(callFrom(t.Context(), "192.0.2.1"), add)
+	_, err := n.members["a"].keys.Apply(callFrom(t.Context(), "192.0.2.1"), add)
 	expect.True(t, status.Code(err) == codes.PermissionDenied && n.denied == 1 && n.rings() == id(1),
 		"%v, %d denied, keys %s", err, n.denied, n.rings())
 	none := NewGossipKeys(GossipKeysConfig{})
-	_, err = none.Peers().Apply(callFrom(t.Context(), "127.0.0.1"), add)
+	_, err = none.Apply(callFrom(t.Context(), "127.0.0.1"), add)
 	expect.Equal(t, status.Code(err), codes.FailedPrecondition, "a member asks one without gossip: %v", err)
 	_, err = none.gossipKeys(callFrom(t.Context(), "127.0.0.1"), add)
 	expect.Equal(t, status.Code(err), codes.FailedPrecondition, "an operator asks one without gossip: %v", err)

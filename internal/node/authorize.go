@@ -29,8 +29,8 @@ func (s *security) beginHTTP(r *http.Request) (end func(), ok bool) {
 	}
 	anonymous := !conn.IsAuthenticated()
 	if anonymous {
-		name, known := s.auth.Asker(r)
-		anonymous = !known || s.access != nil && !conn.Authenticated(name)
+		ctx := s.auth.Peek(r)
+		anonymous = !auth.Authenticated(ctx) || s.access != nil && !conn.Authenticated(auth.CallerName(ctx))
 	}
 	if end, ok = conn.Begin(anonymous); anonymous && !ok {
 		defer end()

@@ -174,7 +174,7 @@ func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *
 // topology returns the ring and its members, to callers with the role topology. A node without gossip owns all keys; it
 // sends no address, because its caller has one that works.
 func (n *Node) topology(ctx context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
-	if denied := n.security.auth.Permit(ctx, auth.RoleTopology); denied != nil {
+	if denied := n.security.auth.Demand(ctx, auth.RoleTopology, limit.Target{}); denied != nil {
 		return nil, nil, denied
 	}
 	t := &weirv1.TopologyResponse{

@@ -548,7 +548,7 @@ func TestKeysInPlainText(t *testing.T) {
 	add := &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: gossipKey(2)}
 	_, err := n.keys.GossipKeys(from("192.0.2.1"), add)
 	expect.True(t, status.Code(err) == codes.FailedPrecondition, "an operator from afar: %v", err)
-	_, err = n.keys.Peers().Apply(from("192.0.2.1"), add)
+	_, err = n.keys.Apply(from("192.0.2.1"), add)
 	expect.True(t, status.Code(err) == codes.PermissionDenied, "a peer from afar: %v", err)
 	refusedAt(t, n, "peer", "keys_in_plain_text")
 	got := n.cluster.Keys()

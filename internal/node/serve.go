@@ -83,7 +83,7 @@ func (n *Node) servePeers() {
 	})
 	peerv1.RegisterPeerServer(services, n.peerService)
 	peerv1.RegisterOwnershipServer(services, n.messenger)
-	peerv1.RegisterGossipKeysServer(services, n.keys.Peers())
+	peerv1.RegisterGossipKeysServer(services, n.keys)
 	peerv1.RegisterOverridesServer(services, n.overrides.replicator)
 	n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 }
