@@ -244,7 +244,6 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	if !found {
 		if call.Cost == 0 {
 			answer.Decision, err = sh.peekNew(p.part, p.rule, p.now, call, p.each)
-			answer.Pending = p.part.awaits(p.id(), p.now.Mono)
 			return true, err
 		}
 		if slot, err = sh.enter(p.part, &p.k, p.rule, p.now, call.Caller); err != nil {

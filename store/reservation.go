@@ -18,13 +18,14 @@ import (
 //	Settle                ends it and its extensions by commit or cancel (settle.go)
 //	expireReservationsOf  ends it after its ttl. Its units stay charged, or are given back if it has release
 //
-// A reservation whose hold was lost (lose) gives nothing back.
+// A reservation whose hold was lost (lose) gives nothing back. A record with reservations is not dropped, but by a
+// reset, and they are sent to the followers with it.
 //
 // Bounds: MaxReservations of the whole store, whose last eighth is for callers with less than a fair part (share.go),
 // and MaxKeyReservations of a key.
 //
 // Other files must keep: lower is called before each operation that may charge a state, and lose when a state is
-// dropped, filled, converted or merged.
+// filled, converted or merged.
 
 // ReservationID identifies a reservation of a state. Its first extensionAt bytes are random, because a caller that can
 // guess them can end the reservation. The other bytes are the number of the extension, which is 0 in the id that
@@ -61,7 +62,6 @@ type reservation struct {
 	once  bool  // the answer to its commit or cancel is not remembered
 	// release says that the holder gives the units back at the end of the ttl. Otherwise they stay charged.
 	release bool
-	persist bool        // its rule has Persist
 	caller  *account    // of the caller that made it
 	told    [slots]bool // the follower in the slot was sent the state after the charge
 }
@@ -122,8 +122,7 @@ func (r *reservations) of(of stateID, hash uint64) *pending {
 }
 
 // put adds the newest reservation of a state. It does not check the bounds, which beforeReservation has done.
-func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold,
-	b *shardBudget) *pending {
+func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold, b *shardBudget) {
 	if p, i, _ := r.get(reservationKey{of, e.id}, 0); i >= 0 {
 		r.remove(p, i, b)
 	}
@@ -134,7 +133,6 @@ func (r *reservations) put(of stateID, hash uint64, e reservation, caller string
 	p.list, p.holds = append(p.list, e), append(p.holds, hold)
 	r.count++
 	p.list[len(p.list)-1].caller = b.takeReservation(caller, reservationBytes+of.size())
-	return p
 }
 
 // lower lowers the holds of a state before an operation that may charge it, see algo.Limits.Lower.
@@ -147,14 +145,19 @@ func (c *content) lower(limits algo.Limits, state algo.State, of stateID, now al
 	}
 }
 
-// lose has the reservations of a record give nothing back, because its state is dropped, filled, converted or merged.
+// lose has the reservations of a record give nothing back, because its state is filled, converted or merged.
 func (c *content) lose(r record) {
-	if c.extras == nil || c.extras.reservations.count == 0 {
-		return
-	}
-	if p := c.extras.reservations.by[r.id()]; p != nil {
+	if p := c.reserved(r); p != nil {
 		p.holds.Lose()
 	}
+}
+
+// reserved returns the reservations of a record; nil if it has none.
+func (c *content) reserved(r record) *pending {
+	if c.extras == nil || c.extras.reservations.count == 0 {
+		return nil
+	}
+	return c.extras.reservations.by[stateID{r.spec.rule.Scope, string(r.key)}]
 }
 
 // remove drops the i-th reservation of a state. Its units stay charged.
@@ -209,7 +212,6 @@ func (sh *shard) expireReservationsOf(part *partition, p *pending, now algo.Inst
 		case e.release:
 			sh.releaseExpired(part, p, i, now)
 			all.remove(p, i, &sh.budget)
-			part.noteReservation(reservationKey{p.of, e.id}, e.persist, &sh.budget)
 		default:
 			all.remove(p, i, &sh.budget)
 		}
@@ -217,7 +219,7 @@ func (sh *shard) expireReservationsOf(part *partition, p *pending, now algo.Inst
 	return next
 }
 
-// releaseExpired gives back the units of the i-th reservation of a state.
+// releaseExpired gives back the units of the i-th reservation of a state, and tells the followers that it has ended.
 func (sh *shard) releaseExpired(part *partition, p *pending, i int, now algo.Instant) {
 	slot, ok := sh.find(&part.table, p.hash, p.of.scope, p.of.key)
 	if !ok {
@@ -225,13 +227,10 @@ func (sh *shard) releaseExpired(part *partition, p *pending, i int, now algo.Ins
 	}
 	r, e := sh.record(part.ref(slot)), &p.list[i]
 	mark := part.markOf(r)
-	var n int64
 	sh.counted(r, func() {
-		n = r.spec.rule.Limits.GiveBack(sh.arena, r.state, now, p.holds, i, e.units, part.toldOf(r, e))
+		r.spec.rule.Limits.GiveBack(sh.arena, r.state, now, p.holds, i, e.units, part.toldOf(r, e))
 	})
-	if n > 0 {
-		sh.note(part, r, mark)
-	}
+	sh.note(part, r, mark)
 }
 
 // forget drops the reservations of one state and reports whether there were any.
@@ -244,15 +243,6 @@ func (r *reservations) forget(of stateID, b *shardBudget) bool {
 		r.remove(p, len(p.list)-1, b)
 	}
 	return true
-}
-
-// each calls do for every reservation.
-func (r *reservations) each(do func(k reservationKey, persist bool)) {
-	for of, p := range ordered(r.by) {
-		for i := range p.list {
-			do(reservationKey{of, p.list[i].id}, p.list[i].persist)
-		}
-	}
 }
 
 func (r *reservations) free(b *shardBudget) {
@@ -310,13 +300,12 @@ func (p *partition) awaits(of stateID, now int64) bool {
 // afterReservation makes a reservation of what was charged.
 func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
 	d := &answer.Decision
-	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce, persist: p.rule.Persist}
+	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce}
 	e.release = p.rule.ReleaseExpired && !call.ReserveOnce
 	e.until = p.now.Mono + int64(max(call.ReserveFor, 0))
 	// A charge with Always beyond the limits may have charged each limit another number of units.
 	exact := d.Allowed || !call.Always || len(p.rule.Limits) == 1
 	hold := p.rule.Limits.NewHold(p.r.state, exact)
-	reserved := p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, call.Caller, hold, &sh.budget)
-	p.part.noteReservation(reservationKey{reserved.of, e.id}, p.rule.Persist, &sh.budget)
+	p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, call.Caller, hold, &sh.budget)
 	answer.Reservation = call.Reservation
 }

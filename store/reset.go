@@ -6,8 +6,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A reset drops a key's record with its ban, its request ids, its reservations and its escrow allowance. Followers are
-// told by an event. A record with units on loan stays, with a fresh state: a borrower may still spend them.
+// A reset drops a key's record with its ban, its request ids, its reservations and its escrow allowance. A record with units on loan stays, with a fresh state: a borrower may still spend them.
 
 // Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were
 // charged is gone. What is on loan stays so.
@@ -32,7 +31,7 @@ func (s *Store) Reset(k Key, scope string) error {
 			changed = a.reservations.forget(of, &sh.budget) || changed
 		}
 		if changed {
-			part.noteEvent(event{reservationKey{of: stateID{scope, strings.Clone(k.Key)}}, k.Hash}, &sh.budget)
+			part.noteReset(reset{stateID{scope, strings.Clone(k.Key)}, k.Hash}, &sh.budget)
 		}
 		if lent {
 			// What is on loan is not known to be spent, and stays on loan.

@@ -15,8 +15,8 @@ import (
 //  2. If Keep is above the sum of their units, chargeExcess charges the difference. This comes first, because the
 //     charge may fail and the end cannot.
 //  3. It gives back the units above Keep, those of the newest extension first.
-//  4. It drops the reservations, tells the followers, and remembers the answer under the reservation's id, unless the
-//     reservation is of an atomic check (once).
+//  4. It drops the reservations and remembers the answer under the reservation's id, unless the reservation is of an
+//     atomic check (once).
 //
 // extend is called by before (decide.go) in place of a decision. It has decide charge the added units as a reservation
 // with the next number, and then sets the ttl of all.
@@ -57,13 +57,16 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 		answer.Allowed, answer.RetryAfter = true, 0
 	}
 	if answer.Allowed {
-		reserved, charges = all.charges(key, now.Mono)
-		for _, i := range charges {
-			if reserved.list[i].until != until {
+		err := sh.existing(part, p.k, p.rule, now, func(record) bool {
+			reserved, charges = all.charges(key, now.Mono)
+			for _, i := range charges {
 				reserved.list[i].until = until
-				all.first = min(all.first, until)
-				part.noteReservation(reservationKey{reserved.of, reserved.list[i].id}, p.rule.Persist, &sh.budget)
 			}
+			all.first = min(all.first, until)
+			return true
+		})
+		if err != nil {
+			return err
 		}
 		answer.Reservation = call.Reservation
 		if p.rule.Durability >= Escrow {
@@ -147,15 +150,13 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant,
 			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, reserved.holds, i, n,
 				part.toldOf(r, &reserved.list[i]))
 		}
-		return out.Returned > 0
+		return true
 	})
 	if err != nil {
 		return out, err
 	}
 	for _, i := range slices.Backward(charges) {
-		id := reserved.list[i].id
 		all.remove(reserved, i, &sh.budget)
-		part.noteReservation(reservationKey{reserved.of, id}, rule.Persist, &sh.budget)
 	}
 	if !once {
 		sh.rememberAnswer(part, of, answerSettled, string(how.ID[:]), caller, rule, now,

@@ -641,8 +641,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a copy knows of no reservations", "store/apply.go",
-		[]edit{{"		side.reservations.put(of, hash, e, caller, algo.Hold{}, b)",
-			"		_, _, _ = of, hash, caller"}},
+		[]edit{{"		all.put(of, r.hash(), e.reservation, e.caller, holds[i], b)\n", "		_, _, _ = of, i, e\n"}},
 		seeds + "moving", "a reservation forgotten",
 	},
 	{
@@ -652,7 +651,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a copy keeps a reservation that is over for the holder", "store/apply.go",
-		[]edit{{"	for range others {\n		all.remove(p, len(p.list)-1, &a.sh.budget)\n	}\n", ""}},
+		[]edit{{"	all.forget(of, b)\n", ""}},
 		"./store -run TestReservationEndsWithHolders", "cancelled after its end",
 	},
 	{
