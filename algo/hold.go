@@ -123,9 +123,8 @@ func (hs Holds) Remove(i int) Holds {
 }
 
 // GiveBack takes up to units, which are no more than hold i charged, from where they were charged. It returns how many
-// were there, the most of any limit. The hold stays, for Remove. told says that followers may have been told of the
-// charge, see AppendSince.
-func (ls Limits) GiveBack(a *Arena, s State, now Instant, hs Holds, i int, units int64, told bool) int64 {
+// were there, the most of any limit. The hold stays, for Remove.
+func (ls Limits) GiveBack(a *Arena, s State, now Instant, hs Holds, i int, units int64) int64 {
 	h := &hs[i]
 	if !h.gives || units <= 0 {
 		return 0
@@ -162,11 +161,7 @@ func (ls Limits) GiveBack(a *Arena, s State, now Instant, hs Holds, i int, units
 		most = max(most, n)
 	})
 	if p := ls.position(s); p != nil && most > 0 {
-		if moved := step(units); !told && moved < generation && *p%generation >= moved {
-			*p -= moved
-		} else {
-			*p += generation
-		}
+		*p += generation // a copy may have the units, which need not be the oldest
 	}
 	return most
 }

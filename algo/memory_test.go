@@ -275,7 +275,7 @@ func TestLogAfterCancels(t *testing.T) {
 			}
 			for i := range hs {
 				if i%batch >= kept {
-					expect.Equal(t, ls.GiveBack(a, s, now, hs, i, 1, true), 1, "given back")
+					expect.Equal(t, ls.GiveBack(a, s, now, hs, i, 1), 1, "given back")
 				}
 			}
 		}

@@ -244,22 +244,6 @@ func TestCallersAreCopied(t *testing.T) {
 	}
 }
 
-// TestFollowerThatHadReservations: a reservation that the new backup has already is taken back there, too.
-func TestFollowerThatHadReservations(t *testing.T) {
-	holder, _, l := followed(t)
-	r := rule("p", log(100, minute))
-	decide(t, holder, r, "k", at(0), reserveFor(1, 3, minute))
-	l.sync(t, 0, false)
-	holder.Detach(0, ownership.Backup)
-	holder.AttachCurrent(0, ownership.Backup, true)
-	holder.Caught(0, ownership.Backup)
-	n, known, err := settle(holder, holder.key("p", "k"), r, at(time.Second), reservationOf(1), 0)
-	must.True(t, n == 3 && known && err == nil, "%v %v %v", n, known, err)
-	decide(t, holder, r, "k", at(2*time.Second), cost(3))
-	l.sync(t, 3*time.Second, false)
-	l.same(t, "a cancel and another charge", 3*time.Second)
-}
-
 // TestLossIsCopied: a copy knows, of new keys and of known ones, that what was counted before is lost.
 func TestLossIsCopied(t *testing.T) {
 	holder, copied := New(Config{}), New(Config{Shut: true})

@@ -305,7 +305,6 @@ func (d *drain) reservations(r record) {
 	d.out = appendUint(d.out, uint64(len(p.list)))
 	for i := range p.list {
 		e := &p.list[i]
-		e.told[d.slot] = true
 		d.out = append(d.out, e.id[:]...)
 		d.out = appendUint(d.out, uint64(e.units))
 		d.out = appendUint(d.out, uint64(max(e.until-d.now.Mono, 0)))

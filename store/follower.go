@@ -213,7 +213,6 @@ func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 		f := sh.attach(part, p, slot, all)
 		f.cold = true
 		f.answers, f.refunds, f.pass.answers = 0, 0, 0
-		part.tellReservations(slot, false)
 		sh.noteAll(part, slot, f.knows)
 	})
 }
@@ -223,17 +222,7 @@ func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.confirmed = f.contained
-		part.tellReservations(slot, true)
 	})
-}
-
-// tellReservations notes whether a follower has the states that contain the reservations' units.
-func (p *partition) tellReservations(slot ownership.Slot, told bool) {
-	for _, reserved := range p.extras.reservations.by {
-		for i := range reserved.list {
-			reserved.list[i].told[slot] = told
-		}
-	}
 }
 
 // attach adds a follower for which nothing is pending.

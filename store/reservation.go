@@ -62,8 +62,7 @@ type reservation struct {
 	once  bool  // the answer to its commit or cancel is not remembered
 	// release says that the holder gives the units back at the end of the ttl. Otherwise they stay charged.
 	release bool
-	caller  *account    // of the caller that made it
-	told    [slots]bool // the follower in the slot was sent the state after the charge
+	caller  *account // of the caller that made it
 }
 
 // reservations has the pending reservations of one partition. The zero value is empty and ready for use.
@@ -225,10 +224,10 @@ func (sh *shard) releaseExpired(part *partition, p *pending, i int, now algo.Ins
 	if !ok {
 		return
 	}
-	r, e := sh.record(part.ref(slot)), &p.list[i]
+	r := sh.record(part.ref(slot))
 	mark := part.markOf(r)
 	sh.counted(r, func() {
-		r.spec.rule.Limits.GiveBack(sh.arena, r.state, now, p.holds, i, e.units, part.toldOf(r, e))
+		r.spec.rule.Limits.GiveBack(sh.arena, r.state, now, p.holds, i, p.list[i].units)
 	})
 	sh.note(part, r, mark)
 }

@@ -147,8 +147,7 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant,
 		for _, i := range slices.Backward(charges) {
 			n := min(left, reserved.list[i].units)
 			left -= n
-			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, reserved.holds, i, n,
-				part.toldOf(r, &reserved.list[i]))
+			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, reserved.holds, i, n)
 		}
 		return true
 	})
@@ -201,17 +200,4 @@ func (sh *shard) chargeExcess(part *partition, k Key, rule *Rule, now algo.Insta
 		out.Degraded, out.Until = answer.Degraded, answer.Until
 	}
 	return err
-}
-
-// toldOf reports whether a follower was sent a record with a reservation's units in it.
-func (p *partition) toldOf(r record, e *reservation) bool {
-	if p.role == nil {
-		return false
-	}
-	for slot, f := range p.role.followers {
-		if f != nil && e.told[slot] && f.knows(r.spec.rule) {
-			return true
-		}
-	}
-	return false
 }
