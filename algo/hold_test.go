@@ -155,7 +155,7 @@ func (w *holdWorld) charge(always, hold bool) {
 	e := &holdEvent{kind: 'c', at: w.now, n: n}
 	w.events = append(w.events, e)
 	if hold {
-		w.holds, w.of = append(w.holds, w.ls.NewHold(w.s, true)), append(w.of, e)
+		w.holds, w.of = append(w.holds, w.ls.NewHold(w.s)), append(w.of, e)
 	}
 	w.say("charge %d, always %v, hold %v", n, always, hold)
 }
@@ -422,7 +422,11 @@ func TestReadHolds(t *testing.T) {
 			now.Mono += rng.Int64N(1e8)
 			ls.Lower(s, now, hs)
 			must.NoError(t, ls.Charge(a, s, now, 1+rng.Int64N(3)))
-			hs = append(hs, ls.NewHold(s, rng.IntN(4) > 0))
+			hold := ls.NewHold(s)
+			if rng.IntN(4) == 0 {
+				hold = nil
+			}
+			hs = append(hs, hold)
 		}
 		data := ls.AppendHolds(nil, a, s, now, hs)
 		for range 1 + rng.IntN(4) {
@@ -457,7 +461,7 @@ func TestWindowOfAReservation(t *testing.T) {
 			t.Helper()
 			must.NoError(t, ls.Charge(a, s, at(d), n))
 			if hold {
-				hs = append(hs, ls.NewHold(s, true))
+				hs = append(hs, ls.NewHold(s))
 			}
 		}
 		want := func(d time.Duration, back, used int64, reset time.Duration) {

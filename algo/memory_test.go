@@ -271,7 +271,7 @@ func TestLogAfterCancels(t *testing.T) {
 			for range batch {
 				now.Mono += 1000
 				must.NoError(t, ls.Charge(a, s, now, 1))
-				hs = append(hs, ls.NewHold(s, true))
+				hs = append(hs, ls.NewHold(s))
 			}
 			for i := range hs {
 				if i%batch >= kept {

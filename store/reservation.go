@@ -302,9 +302,11 @@ func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
 	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce}
 	e.release = p.rule.ReleaseExpired && !call.ReserveOnce
 	e.until = p.now.Mono + int64(max(call.ReserveFor, 0))
+	var hold algo.Hold
 	// A charge with Always beyond the limits may have charged each limit another number of units.
-	exact := d.Allowed || !call.Always || len(p.rule.Limits) == 1
-	hold := p.rule.Limits.NewHold(p.r.state, exact)
+	if d.Allowed || !call.Always || len(p.rule.Limits) == 1 {
+		hold = p.rule.Limits.NewHold(p.r.state)
+	}
 	p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, call.Caller, hold, &sh.budget)
 	answer.Reservation = call.Reservation
 }
