@@ -35,7 +35,7 @@ const (
 )
 
 const (
-	slotBits  = 24 // MaxLeases
+	slotBits  = 24 // more than MaxLeases needs
 	slotMask  = 1<<slotBits - 1
 	nonceMask = 1<<(64-slotBits) - 1
 )
@@ -463,17 +463,15 @@ func (concurrency) fits(s []uint64, units int64) int64 {
 
 func (concurrency) horizon(l *Limit) time.Duration { return l.Window }
 
-// vector is an array of pairs of words in the Arena that grows and of which chunks may be missing. While it is short it
-// is one block that doubles; then a tree whose leaves are chunks of that length, one level high or two. The word it is
-// in names its root (32 bits) and its length (32), the number of pairs that there could be without another level.
+// vector is an array of pairs of words in the Arena that grows. Up to chunkLen pairs it is one block that doubles. Then
+// the root block names chunks of that length, of which some may be missing. The word that it is in names its root (32
+// bits) and its length (32), the number of pairs that there could be.
 type vector struct{ word *uint64 }
 
 const (
-	chunkBits  = 6
-	chunkLen   = 1 << chunkBits
-	branchBits = 9
-	branches   = 1 << branchBits
-	oneLevel   = chunkLen * branches // pairs under one level; under two as many as MaxLeases
+	chunkBits = 9
+	chunkLen  = 1 << chunkBits // pairs in a block of MaxBlock words
+	branches  = MaxBlock       // chunks under a root
 )
 
 func (v vector) root() Ref   { return Ref(*v.word >> 32) }
@@ -481,29 +479,20 @@ func (v vector) len() uint32 { return uint32(*v.word) }
 
 func (v vector) set(root Ref, n uint32) { *v.word = uint64(root)<<32 | uint64(n) }
 
-// levels is the number of levels above the chunks.
-func (v vector) levels() int {
-	switch n := v.len(); {
-	case n <= chunkLen:
-		return 0
-	case n == oneLevel:
-		return 1
+// branch returns the word of the root that names the chunk of pair i, nil if the root is the only chunk.
+func (v vector) branch(a *Arena, i uint32) *uint64 {
+	if v.len() <= chunkLen {
+		return nil
 	}
-	return 2
-}
-
-// branch is the word of a block of the tree, at a level from 1 on, that names the block below it with pair i.
-func branch(a *Arena, r Ref, level int, i uint32) *uint64 {
-	return &a.Block(r, branches)[i>>(chunkBits+branchBits*(level-1))&(branches-1)]
+	return &a.Block(v.root(), branches)[i>>chunkBits]
 }
 
 // chunk returns the block that holds pair i, which is below len; 0 when it is missing.
 func (v vector) chunk(a *Arena, i uint32) Ref {
-	r := v.root()
-	for level := v.levels(); level > 0 && r != 0; level-- {
-		r = Ref(*branch(a, r, level, i))
+	if b := v.branch(a, i); b != nil {
+		return Ref(*b)
 	}
-	return r
+	return v.root()
 }
 
 // has reports whether pair i exists.
@@ -522,66 +511,47 @@ func (v vector) ensure(a *Arena, i uint32) bool {
 			return false
 		}
 	}
-	r := v.root()
-	for level := v.levels(); level > 0; level-- {
-		below := branch(a, r, level, i)
-		if *below == 0 {
-			words := branches
-			if level == 1 {
-				words = 2 * chunkLen
-			}
-			fresh, ok := a.Alloc(words)
-			if !ok {
-				return false
-			}
-			*below = uint64(fresh)
-		}
-		r = Ref(*below)
+	if b := v.branch(a, i); b != nil && *b == 0 {
+		fresh, ok := a.Alloc(2 * chunkLen)
+		*b = uint64(fresh)
+		return ok
 	}
 	return true
 }
 
-// grow doubles the only block, or adds a level above the root.
+// grow doubles the only block, or makes it the first chunk under a root.
 func (v vector) grow(a *Arena) bool {
-	n, words := v.len(), branches
-	if n < chunkLen {
-		words = max(4, int(4*n))
-	}
+	n := v.len()
+	words := min(max(4, 4*int(n)), MaxBlock)
 	r, ok := a.Alloc(words)
 	if !ok {
 		return false
 	}
-	switch {
+	switch block := a.Block(r, words); {
 	case n == 0:
 		v.set(r, 2)
 	case n < chunkLen:
-		copy(a.Block(r, words), a.Block(v.root(), int(2*n)))
+		copy(block, a.Block(v.root(), int(2*n)))
 		a.Free(v.root(), int(2*n))
 		v.set(r, 2*n)
 	default:
-		a.Block(r, words)[0] = uint64(v.root())
-		v.set(r, n*branches)
+		block[0] = uint64(v.root())
+		v.set(r, MaxLeases)
 	}
 	return true
 }
 
 func (v vector) free(a *Arena) {
-	if n := v.len(); n > 0 {
-		freeTree(a, v.root(), v.levels(), 2*int(min(n, chunkLen)))
+	switch n := v.len(); {
+	case n > chunkLen:
+		for _, chunk := range a.Block(v.root(), branches) {
+			if chunk != 0 {
+				a.Free(Ref(chunk), 2*chunkLen)
+			}
+		}
+		a.Free(v.root(), branches)
+	case n > 0:
+		a.Free(v.root(), int(2*n))
 	}
 	*v.word = 0
-}
-
-// freeTree frees a block with so many levels below it, of which the last has chunks of so many words.
-func freeTree(a *Arena, r Ref, levels, words int) {
-	if levels == 0 {
-		a.Free(r, words)
-		return
-	}
-	for _, below := range a.Block(r, branches) {
-		if below != 0 {
-			freeTree(a, Ref(below), levels-1, words)
-		}
-	}
-	a.Free(r, branches)
 }
