@@ -128,7 +128,7 @@ func (a *apply) some(at *reader) error {
 }
 
 func (a *apply) item() error {
-	r, side, b := &a.r, a.to.ensureExtras(), &a.sh.budget
+	r, side := &a.r, a.to.ensureExtras()
 	switch r.Byte() {
 	case itemVersion:
 		if !a.staged {
@@ -143,14 +143,12 @@ func (a *apply) item() error {
 			return ErrChunk
 		}
 		if !a.staged {
-			a.part.noteReset(reset{of, hash}, b)
+			a.part.noteReset(reset{of, hash}, &a.sh.budget)
 		}
-		if a.sh.dropState(&a.to.table, hash, of) {
-			delete(side.owed, of)
+		if slot, ok := a.sh.find(&a.to.table, hash, of.scope, of.key); ok {
+			a.sh.dropWhole(a.to, slot)
 		}
 		side.answers.forget(of)
-		side.reservations.forget(of, b)
-		a.to.dropLent(of, b)
 	case itemRequestID:
 		return a.requestID()
 	case itemRule:
@@ -210,14 +208,10 @@ func (a *apply) gone() error {
 		if i < 0 {
 			return nil
 		}
-		r := a.sh.record(a.to.ref(slots[i]))
-		delete(a.to.extras.owed, r.id())
-		a.to.extras.reservations.forget(r.id(), &a.sh.budget)
-		a.to.dropLent(r.id(), &a.sh.budget)
 		if !a.staged {
-			a.sh.unsave(a.part, r)
+			a.sh.unsave(a.part, a.sh.record(a.to.ref(slots[i])))
 		}
-		a.sh.drop(&a.to.table, slots[i]) // may move the others
+		a.sh.dropWhole(a.to, slots[i]) // may move the others
 	}
 }
 

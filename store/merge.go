@@ -56,10 +56,8 @@ func (m *merge) run() {
 	m.uniteAnswers()
 	m.uniteLent()
 	m.owe()
-	if other := m.add.extras.coldStrict; other.is &&
-		(!m.base.extras.coldStrict.is || other.at.Mono > m.base.extras.coldStrict.at.Mono) {
-		m.base.extras.coldStrict = other // what a lost holder admitted is known to neither side, or to one of them
-	}
+	// What a lost holder admitted is known to neither side, or to one of them.
+	m.base.extras.coldStrict = m.base.extras.coldStrict.later(m.add.extras.coldStrict)
 }
 
 // key joins a record of add with the base's record of the same key.

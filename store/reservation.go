@@ -232,16 +232,11 @@ func (sh *shard) releaseExpired(part *partition, p *pending, i int, now algo.Ins
 	sh.note(part, r, mark)
 }
 
-// forget drops the reservations of one state and reports whether there were any.
-func (r *reservations) forget(of stateID, b *shardBudget) bool {
-	p := r.by[of]
-	if p == nil {
-		return false
-	}
-	for len(p.list) > 0 {
+// forget drops the reservations of one state.
+func (r *reservations) forget(of stateID, b *shardBudget) {
+	for p := r.by[of]; p != nil && len(p.list) > 0; {
 		r.remove(p, len(p.list)-1, b)
 	}
-	return true
 }
 
 func (r *reservations) free(b *shardBudget) {

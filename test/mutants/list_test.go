@@ -1054,12 +1054,12 @@ var mutants = []mutant{
 	},
 	{
 		"store: of two losses the earlier counts", "store/cold.go",
-		[]edit{{"a.coldStrict.at.Mono > lost.at.Mono)", "a.coldStrict.at.Mono < lost.at.Mono)"}},
+		[]edit{{"other.at.Mono > c.at.Mono)", "other.at.Mono < c.at.Mono)"}},
 		"./store -run TestCold$", "both at 1m1s",
 	},
 	{
 		"store: a loss for strict rules alone is none for those that begin full", "store/cold.go",
-		[]edit{{"(!lost.is || a.coldStrict.at.Mono", "(lost.is && a.coldStrict.at.Mono"}},
+		[]edit{{"(!c.is || other.at.Mono", "(c.is && other.at.Mono"}},
 		"./store -run TestCold$", "both after a loss",
 	},
 	{
@@ -1069,8 +1069,8 @@ var mutants = []mutant{
 	},
 	{
 		"store: a reset leaves the ban of a key with loans", "store/reset.go",
-		[]edit{{"\t\t\tr.clear(owedFlag)\n\t\t\tr.lift()\n\t\t\tsh.counted",
-			"\t\t\tr.clear(owedFlag)\n\t\t\tsh.counted"}},
+		[]edit{{"\t\tr.clear(owedFlag)\n\t\tr.lift()\n\t\tsh.counted",
+			"\t\tr.clear(owedFlag)\n\t\tsh.counted"}},
 		"./store -run TestResetOfABanBesideLoans$", "want 3 left of 20",
 	},
 	{
