@@ -157,11 +157,6 @@ func (a *apply) item() error {
 		return a.key()
 	case itemGone:
 		return a.gone()
-	case itemSpent:
-		for of, o := range side.owed {
-			o.advanced = 0
-			a.sh.owe(a.to, of, o)
-		}
 	default:
 		return ErrChunk
 	}
@@ -294,7 +289,7 @@ func (a *apply) key() error {
 		return err
 	}
 	r := &a.r
-	o := owing{advanced: r.int(algo.MaxLimit), inherited: r.int(algo.MaxLimit)}
+	o := owing{hash: k.Hash, units: r.int(algo.MaxLimit)}
 	state := r.bytes(math.MaxInt32)
 	reserved := make([]copiedReservation, r.Uint(uint64(len(r.Rest)/len(ReservationID{}))))
 	for i := range reserved {
@@ -322,7 +317,7 @@ func (a *apply) key() error {
 	if rec.lift(); banned > 0 {
 		rec.ban(rec.state.Latest(a.now).Mono + min(banned, int64(rule.rule.Ban)))
 	}
-	if o.hash = k.Hash; !o.none() || rec.has(owedFlag) {
+	if o.units > 0 || rec.has(owedFlag) {
 		a.sh.owe(a.to, stateID{rule.rule.Scope, k.Key}, o)
 	}
 	if !a.staged {
@@ -427,7 +422,7 @@ func (sh *shard) owe(c *content, of stateID, o owing) {
 		return
 	}
 	r := sh.record(c.ref(slot))
-	if o.none() {
+	if o.units == 0 {
 		r.clear(owedFlag)
 		delete(c.extras.owed, of)
 		return

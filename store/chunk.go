@@ -42,7 +42,7 @@ const (
 	// itemRule: scope, the caller to whose account the records are counted, limits, durability (a byte), strict,
 	// persist, ban. Later items name the rule by its index; the first rule of the chunk has index 0.
 	itemRule = 5
-	// itemKey: index of the rule, hash, key; units that are owed in advance and inherited (escrow.go); state; number of
+	// itemKey: index of the rule, hash, key; units that are owed (escrow.go); state; number of
 	// its reservations, and id (16 bytes), units, time left, once, release and caller of each, the fields of
 	// reservation; if there are any, their holds (algo.Limits.AppendHolds); loans (algo.Loans.Append); the time that is
 	// left of its ban, 0 for none.
@@ -50,8 +50,6 @@ const (
 	// itemGone: hash, number of records that the holder has under it, and scope and key of each. The copy must drop all
 	// other records of the hash.
 	itemGone = 7
-	// itemSpent: the states contain all units that earlier items said are owed in advance.
-	itemSpent = 8
 )
 
 // ErrChunk means that bytes are not a chunk.
@@ -166,9 +164,6 @@ func (d *drain) changes() {
 		f.contained = f.pass.version
 		f.startPass(a)
 	}
-	if d.slot == ownership.Backup && !d.part.open && len(d.part.role.advances.by) > 0 {
-		d.spent()
-	}
 }
 
 func (d *drain) age(instant int64) uint64 { return uint64(max(d.now.Mono-instant, 0)) }
@@ -265,15 +260,14 @@ func (d *drain) key(t turn) {
 		index := d.rule(r) // which may write the rule
 		d.out = appendUint(append(d.out, itemKey), index)
 		d.out = varint.AppendText(appendWord(d.out, r.hash()), r.key)
-		var o owing
+		var owed int64
 		if r.has(owedFlag) {
-			o = d.part.extras.owed[stateID{r.spec.rule.Scope, string(r.key)}]
+			owed = d.part.extras.owed[stateID{r.spec.rule.Scope, string(r.key)}].units
 		}
 		if d.slot == ownership.Backup {
-			o.advanced += d.part.allow(r, d.now)
+			owed += d.part.allow(r, d.now)
 		}
-		d.out = appendUint(d.out, uint64(o.advanced))
-		d.out = appendUint(d.out, uint64(o.inherited))
+		d.out = appendUint(d.out, uint64(owed))
 		// Records of one hash share turns, so the mark may be that of another record.
 		d.state(r, t.mark, len(slots) == 1)
 		d.reservations(r)
@@ -321,12 +315,4 @@ func (d *drain) loans(r record) {
 		d.sh.buffer = l.Append(d.sh.buffer, d.now)
 	}
 	d.out = varint.AppendText(d.out, d.sh.buffer)
-}
-
-// spent ends all allowances, in the last chunk of a partition that is shut. With this chunk the copy has all states in
-// full.
-func (d *drain) spent() {
-	d.full()
-	d.out = append(d.out, itemSpent)
-	d.part.role.advances.free(&d.sh.budget)
 }

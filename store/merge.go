@@ -133,7 +133,6 @@ func (m *merge) moveReservations(of stateID, joined bool) {
 // owe keeps the larger of what is owed on a key.
 func (m *merge) owe() {
 	for of, o := range m.add.extras.owed {
-		was := m.base.extras.owed[of]
-		m.sh.owe(m.base, of, owing{o.hash, max(was.advanced, o.advanced), max(was.inherited, o.inherited)})
+		m.sh.owe(m.base, of, owing{o.hash, max(m.base.extras.owed[of].units, o.units)})
 	}
 }

@@ -129,8 +129,8 @@ var mutants = []mutant{
 	},
 	{
 		"store: an escrow is dated at its grant", "store/content.go",
-		[]edit{{"r.state, now, o.advanced",
-			"r.state, algo.Instant{Mono: now.Mono - int64(r.spec.rule.Limits[0].Window), Wall: now.Wall}, o.advanced"}},
+		[]edit{{"r.state, now, o.units",
+			"r.state, algo.Instant{Mono: now.Mono - int64(r.spec.rule.Limits[0].Window), Wall: now.Wall}, o.units"}},
 		scenario + "escrow_dated", "admitted beyond the limit",
 	},
 	{
