@@ -666,12 +666,12 @@ var mutants = []mutant{
 	},
 	{
 		"store: a commit gives back all", "store/settle.go",
-		[]edit{{"reserved.holds, i, n,", "reserved.holds, i, reserved.list[i].units,"}},
+		[]edit{{"reserved.holds, i, n)", "reserved.holds, i, reserved.list[i].units)"}},
 		seeds + "fair", "admitted beyond the limit",
 	},
 	{
 		"store: a cancel leaves a unit behind", "store/settle.go",
-		[]edit{{"reserved.holds, i, n,", "reserved.holds, i, max(n-1, 0),"}},
+		[]edit{{"reserved.holds, i, n)", "reserved.holds, i, max(n-1, 0))"}},
 		seeds + "fair", "refused without need",
 	},
 	{
