@@ -1,9 +1,7 @@
 package algo
 
 import (
-	"cmp"
 	"math"
-	"slices"
 	"time"
 )
 
@@ -375,17 +373,27 @@ type lease struct {
 }
 
 // join makes u the union of the leases by their ids: one that both have counts once and expires when the later of the
-// two does. Of the units of nameless leases the larger number counts at each instant.
+// two does. Of the units of nameless leases the larger number counts, until the last of both sides' ones expires.
 func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	var list, moved []lease
+	nameless := lease{expiry: math.MinInt64}
 	known := make(map[uint64]int) // the place in list, by id
-	for _, x := range append(c.leases(a, s, true), c.leases(a, t, true)...) {
-		if i, ok := known[x.id]; ok {
-			list[i].expiry = max(list[i].expiry, x.expiry)
-		} else {
-			known[x.id] = len(list)
-			list = append(list, x)
+	for _, v := range [][]uint64{s, t} {
+		var units int64
+		for _, x := range c.leases(a, v) {
+			i, ok := known[x.id]
+			switch {
+			case x.id>>slotBits == 0:
+				units += x.units
+				nameless.expiry = max(nameless.expiry, x.expiry)
+			case ok:
+				list[i].expiry = max(list[i].expiry, x.expiry)
+			default:
+				known[x.id] = len(list)
+				list = append(list, x)
+			}
 		}
+		nameless.units = max(nameless.units, units)
 	}
 	for _, x := range list {
 		switch home, n := uint32(x.id&slotMask), c.fits(u, x.units); {
@@ -399,7 +407,7 @@ func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint
 		}
 	}
 	c.linkFree(a, u)
-	for _, x := range append(moved, c.joinNameless(c.leases(a, s, false), c.leases(a, t, false))...) {
+	for _, x := range append(moved, nameless) {
 		n := c.fits(u, x.units)
 		if n == 0 {
 			continue
@@ -416,42 +424,11 @@ func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint
 	return true
 }
 
-// leases returns the leases of s that have an id, or those that are nameless, which get the id 0 here.
-func (c concurrency) leases(a *Arena, s []uint64, named bool) (list []lease) {
+// leases returns the leases of s.
+func (c concurrency) leases(a *Arena, s []uint64) (list []lease) {
 	for i := range c.count(s) {
 		h := c.heap(a, s, i)
-		x := lease{c.idOf(a, s, h), int64(h[0]), int64(c.slot(a, s, slotOf(h))[1])}
-		if x.id>>slotBits == 0 {
-			x.id = 0
-		}
-		if (x.id != 0) == named {
-			list = append(list, x)
-		}
-	}
-	return list
-}
-
-// joinNameless is the join of the nameless leases x and y: of the units that expire at an instant or later, the larger
-// number.
-func (concurrency) joinNameless(x, y []lease) (list []lease) {
-	var mine, other int64
-	latest := func(l, m lease) int { return cmp.Compare(m.expiry, l.expiry) }
-	slices.SortFunc(x, latest)
-	slices.SortFunc(y, latest)
-	for len(x) > 0 || len(y) > 0 {
-		expiry, before := int64(math.MinInt64), max(mine, other)
-		for _, v := range [][]lease{x, y} {
-			if len(v) > 0 {
-				expiry = max(expiry, v[0].expiry)
-			}
-		}
-		for ; len(x) > 0 && x[0].expiry == expiry; x = x[1:] {
-			mine += x[0].units
-		}
-		for ; len(y) > 0 && y[0].expiry == expiry; y = y[1:] {
-			other += y[0].units
-		}
-		list = append(list, lease{expiry: expiry, units: max(mine, other) - before})
+		list = append(list, lease{c.idOf(a, s, h), int64(h[0]), int64(c.slot(a, s, slotOf(h))[1])})
 	}
 	return list
 }
