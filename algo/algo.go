@@ -6,7 +6,7 @@
 // same history.
 //
 // The package does not lock: the caller that owns an Arena does. Instants mean something only within the process whose
-// clock they come from; a state leaves its process as ages (see Append).
+// clock they come from; a state leaves its process as ages (see AppendSince).
 //
 // The files: limits.go has what all algorithms have in common, and the interface (counter) that each algorithm
 // implements in a file of its own; decide.go decides a request; arena.go is the memory; hold.go gives back the units of

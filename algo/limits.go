@@ -11,7 +11,7 @@ import (
 // implements, validation, the life of a state (Init, Free, Convert), and 128-bit arithmetic. decide.go decides.
 
 // Limits are the limits of one policy. They are decided together: a request is charged to all of them or to none. The
-// methods that take a State need Limits that Validate accepts and a State that Init, Restore or Convert made for them.
+// methods that take a State need Limits that Validate accepts and a State that Init or Convert made for them.
 // No method changes its Limits.
 type Limits []Limit
 
@@ -463,7 +463,7 @@ func (l *Limit) idle(c counter, a *Arena, t []uint64, now Instant) bool {
 	return l.Period == 0 || floorDiv(now.Wall-int64(min(wallMargin, l.longest()/2)), 1e9) >= int64(t[0])
 }
 
-// Free gives back every block that s owns. Only Init, Restore and Convert may use s afterwards.
+// Free gives back every block that s owns. Only Init and Convert may use s afterwards.
 func (ls Limits) Free(a *Arena, s State) {
 	ls.each(s, func(i int, c counter, t []uint64) { c.free(&ls[i], a, t) })
 }
