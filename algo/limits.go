@@ -474,9 +474,9 @@ func (ls Limits) Free(a *Arena, s State) {
 // Each new limit takes over from one old limit: from the one with the same algorithm and window or period, first at its
 // own place, then anywhere; or else from the one at its own place, unless another limit takes over from that; or else
 // it begins fresh. If the algorithm stays, a window keeps its counts, a log its entries, a bucket its debt (in whole
-// units, rounded up, when the rate changes), a lease its life. If it changes, units in use count as if admitted now;
-// leases become nothing else, and nothing else becomes leases. The new limit may be exceeded; then nothing passes until
-// enough units have expired.
+// units, rounded up, when the rate changes), a lease its life. If it changes, or the length or slots of a sliding_window
+// or sliding_counter do, units in use count as if admitted now; leases become nothing else, and nothing else becomes
+// leases. The new limit may be exceeded; then nothing passes until enough units have expired.
 //
 // When it returns ErrNoMemory, s is as before and t owns nothing.
 func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) error {
