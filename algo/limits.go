@@ -590,6 +590,15 @@ func (x u128) div(y int64) (q, r int64) {
 	return int64(uq), int64(ur)
 }
 
+// quotient is x/y rounded down, and no more than MaxLimit, for positive y.
+func (x u128) quotient(y int64) int64 {
+	if !x.less(mul(MaxLimit, y)) {
+		return MaxLimit
+	}
+	q, _ := x.div(y)
+	return q
+}
+
 // floorDiv is x/y rounded down, for positive y.
 func floorDiv(x, y int64) int64 {
 	q := x / y

@@ -134,13 +134,10 @@ func (r *reservations) put(of stateID, hash uint64, e reservation, caller string
 	p.list[len(p.list)-1].caller = b.takeReservation(caller, reservationBytes+of.size())
 }
 
-// lower lowers the holds of a state before an operation that may charge it, see algo.Limits.Lower.
-func (c *content) lower(limits algo.Limits, state algo.State, of stateID, now algo.Instant) {
-	if c.extras == nil || c.extras.reservations.count == 0 {
-		return
-	}
-	if p := c.extras.reservations.by[of]; p != nil {
-		limits.Lower(state, now, p.holds)
+// lower lowers the holds of a record before an operation that may charge it, see algo.Limits.Lower.
+func (c *content) lower(r record, now algo.Instant) {
+	if p := c.reserved(r); p != nil {
+		r.spec.rule.Limits.Lower(r.state, now, p.holds)
 	}
 }
 

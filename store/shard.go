@@ -73,11 +73,10 @@ type shard struct {
 	specOf map[specKey][]uint32
 	free   []uint32 // unused specs
 
-	scratch algo.State // for peeks at keys without a state
-	buffer  []byte     // of Drain: one state
-	chunk   []byte     // of Drain: what it has written
+	buffer []byte // of Drain: one state
+	chunk  []byte // of Drain: what it has written
 
-	_ [56]byte // to whole cache lines, so that neighbours' callers do not wait for each other
+	_ [16]byte // to whole cache lines, so that neighbours' callers do not wait for each other
 }
 
 // shardBudget is the store's budget as one shard uses it.

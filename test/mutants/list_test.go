@@ -661,7 +661,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a bucket's low is not lowered before a charge", "store/reservation.go",
-		[]edit{{"		limits.Lower(state, now, p.holds)\n", "		_ = p\n"}},
+		[]edit{{"		r.spec.rule.Limits.Lower(r.state, now, p.holds)\n", "		_ = p\n"}},
 		"./store -run TestUndoAcrossStores", ", want [{",
 	},
 	{
