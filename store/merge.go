@@ -1,6 +1,8 @@
 package store
 
 import (
+	"slices"
+
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 )
@@ -123,7 +125,7 @@ func (m *merge) moveReservations(of stateID, joined bool) {
 		other.holds.Lose()
 	}
 	for i, e := range other.list {
-		if _, at, _ := base.get(reservationKey{of, e.id}, 0); at < 0 {
+		if own == nil || !slices.ContainsFunc(own.list, func(x reservation) bool { return x.id == e.id }) {
 			base.put(of, other.hash, e, e.caller.label, other.holds[i], &m.sh.budget)
 		}
 	}

@@ -48,12 +48,6 @@ func (id ReservationID) extension() uint32 { return binary.BigEndian.Uint32(id[e
 // reservationBytes is how many bytes a pending reservation is counted as, besides the texts of its state.
 const reservationBytes = 256
 
-// reservationKey is a reservation's id and its state.
-type reservationKey struct {
-	of stateID
-	id ReservationID
-}
-
 // reservation is a charge of which units may still be given back.
 type reservation struct {
 	id    ReservationID
@@ -81,54 +75,35 @@ type pending struct {
 	holds algo.Holds // one for each reservation of the list
 }
 
-// get returns the reservations of a state, and the index of the reservation with the id, or -1. ok reports whether its
-// ttl has not ended at now.
-func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok bool) {
-	if p = r.by[k.of]; p == nil {
-		return nil, -1, false
-	}
-	i = slices.IndexFunc(p.list, func(e reservation) bool { return e.id == k.id })
-	return p, i, i >= 0 && now < p.list[i].until
-}
-
 // charges returns the indices of a reservation and its extensions, in the order in which they were charged. It returns
 // none if the reservation is not pending, or if the id is that of an extension.
-func (r *reservations) charges(k reservationKey, now int64) (p *pending, charges []int) {
-	p, _, ok := r.get(k, now)
-	if !ok || k.id.extension() != 0 {
-		return p, nil
+func (r *reservations) charges(of stateID, id ReservationID, now int64) (p *pending, charges []int) {
+	if p = r.by[of]; p == nil {
+		return nil, nil
 	}
 	for i := range p.list {
-		if p.list[i].id.Whole() == k.id && now < p.list[i].until {
+		if p.list[i].id.Whole() == id && now < p.list[i].until {
 			charges = append(charges, i)
 		}
 	}
 	return p, charges
 }
 
-// of returns the reservations of a state, and makes them if there are none. It keeps a copy of the key's text.
-func (r *reservations) of(of stateID, hash uint64) *pending {
-	if p := r.by[of]; p != nil {
-		return p
-	}
-	if r.by == nil {
-		r.by = make(map[stateID]*pending)
-	}
-	of.key = strings.Clone(of.key)
-	p := &pending{of: of, hash: hash}
-	r.by[of] = p
-	return p
-}
-
-// put adds the newest reservation of a state. It does not check the bounds, which beforeReservation has done.
+// put adds the newest reservation of a state. It does not check the bounds, which beforeReservation has done. It keeps a
+// copy of the key's text.
 func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold, b *shardBudget) {
-	if p, i, _ := r.get(reservationKey{of, e.id}, 0); i >= 0 {
-		r.remove(p, i, b)
-	}
 	if r.count == 0 || e.until < r.first {
 		r.first = e.until
 	}
-	p := r.of(of, hash)
+	p := r.by[of]
+	if p == nil {
+		if r.by == nil {
+			r.by = make(map[stateID]*pending)
+		}
+		of.key = strings.Clone(of.key)
+		p = &pending{of: of, hash: hash}
+		r.by[of] = p
+	}
 	p.list, p.holds = append(p.list, e), append(p.holds, hold)
 	r.count++
 	p.list[len(p.list)-1].caller = b.takeReservation(caller, reservationBytes+of.size())
