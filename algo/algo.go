@@ -6,7 +6,7 @@
 // same history.
 //
 // The package does not lock: the caller that owns an Arena does. Instants mean something only within the process whose
-// clock they come from; a state leaves its process as ages (see Append).
+// clock they come from; a state leaves its process as ages (see AppendSince).
 //
 // The files: limits.go has what all algorithms have in common, and the interface (counter) that each algorithm
 // implements in a file of its own; decide.go decides a request; arena.go is the memory; hold.go gives back the units of
@@ -108,9 +108,9 @@ const (
 	MaxWindow     = 366 * 24 * time.Hour // the longest window and lease
 	DefaultSlots  = 10                   // of a sliding window
 	MaxSlots      = 100
-	DefaultMaxLog = int64(16) << 20 // the largest sliding_log limit unless MaxLog is raised
-	MaxLimits     = 8               // limits in one policy
-	MaxLeases     = 1 << 24         // leases one concurrency state can hold at a time
+	DefaultMaxLog = int64(16) << 20     // the largest sliding_log limit unless MaxLog is raised
+	MaxLimits     = 8                   // limits in one policy
+	MaxLeases     = chunkLen * branches // leases one concurrency state can hold at a time
 	// MaxFill bounds the time an empty bucket takes to fill (capacity × window / limit), so that instants fit 64 bits.
 	MaxFill = 100 * 366 * 24 * time.Hour
 )

@@ -58,7 +58,6 @@ var classFor = func() (t [MaxBlock + 1]uint8) {
 
 // page describes a page: a run of words, cut into blocks of one class.
 type page struct {
-	used       bool // by a class
 	class      uint8
 	live       uint16 // blocks in use
 	carved     uint16 // blocks that have ever been in use; those above have not
@@ -142,7 +141,7 @@ func (a *Arena) Free(r Ref, words int) {
 	pi := int32(r >> pageBits)
 	p := &a.pages[pi]
 	size := blockClasses[p.class]
-	if !p.used || p.live == 0 || classFor[words] != p.class {
+	if p.live == 0 || classFor[words] != p.class {
 		panic("algo: block freed twice or with another size")
 	}
 	full := p.free == 0 && int(p.carved)+1 > pageWords/int(size)
@@ -158,7 +157,6 @@ func (a *Arena) Free(r Ref, words int) {
 		return
 	}
 	a.unlink(pi)
-	p.used = false
 	if a.spares = append(a.spares, pi); len(a.spares) > maxSpares {
 		a.Trim()
 	}
@@ -186,7 +184,7 @@ func (a *Arena) grow(class uint8) (int32, bool) {
 		}
 		pi = a.take()
 	}
-	a.pages[pi] = page{used: true, class: class, prev: -1, next: -1}
+	a.pages[pi] = page{class: class, prev: -1, next: -1}
 	a.link(pi)
 	return pi, true
 }

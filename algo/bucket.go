@@ -83,15 +83,7 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 
 // used does not exceed MaxLimit, the most that a state counts.
 func (c bucket) used(l *Limit, _ *Arena, s []uint64, now Instant) int64 {
-	owed := c.owed(l, s, now)
-	if !owed.less(mul(MaxLimit, int64(l.Window))) {
-		return MaxLimit
-	}
-	n, rest := owed.div(int64(l.Window))
-	if rest > 0 {
-		n++
-	}
-	return n
+	return c.owed(l, s, now).add(u128{lo: uint64(l.Window) - 1}).quotient(int64(l.Window))
 }
 
 // wait is the time until owed ≤ spare.

@@ -1,9 +1,7 @@
 package algo
 
 import (
-	"cmp"
 	"math"
-	"slices"
 	"time"
 )
 
@@ -35,7 +33,7 @@ const (
 )
 
 const (
-	slotBits  = 24 // MaxLeases
+	slotBits  = 24 // more than MaxLeases needs
 	slotMask  = 1<<slotBits - 1
 	nonceMask = 1<<(64-slotBits) - 1
 )
@@ -375,17 +373,27 @@ type lease struct {
 }
 
 // join makes u the union of the leases by their ids: one that both have counts once and expires when the later of the
-// two does. Of the units of nameless leases the larger number counts at each instant.
+// two does. Of the units of nameless leases the larger number counts, until the last of both sides' ones expires.
 func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	var list, moved []lease
+	nameless := lease{expiry: math.MinInt64}
 	known := make(map[uint64]int) // the place in list, by id
-	for _, x := range append(c.leases(a, s, true), c.leases(a, t, true)...) {
-		if i, ok := known[x.id]; ok {
-			list[i].expiry = max(list[i].expiry, x.expiry)
-		} else {
-			known[x.id] = len(list)
-			list = append(list, x)
+	for _, v := range [][]uint64{s, t} {
+		var units int64
+		for _, x := range c.leases(a, v) {
+			i, ok := known[x.id]
+			switch {
+			case x.id>>slotBits == 0:
+				units += x.units
+				nameless.expiry = max(nameless.expiry, x.expiry)
+			case ok:
+				list[i].expiry = max(list[i].expiry, x.expiry)
+			default:
+				known[x.id] = len(list)
+				list = append(list, x)
+			}
 		}
+		nameless.units = max(nameless.units, units)
 	}
 	for _, x := range list {
 		switch home, n := uint32(x.id&slotMask), c.fits(u, x.units); {
@@ -399,7 +407,7 @@ func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint
 		}
 	}
 	c.linkFree(a, u)
-	for _, x := range append(moved, c.joinNameless(c.leases(a, s, false), c.leases(a, t, false))...) {
+	for _, x := range append(moved, nameless) {
 		n := c.fits(u, x.units)
 		if n == 0 {
 			continue
@@ -416,42 +424,11 @@ func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint
 	return true
 }
 
-// leases returns the leases of s that have an id, or those that are nameless, which get the id 0 here.
-func (c concurrency) leases(a *Arena, s []uint64, named bool) (list []lease) {
+// leases returns the leases of s.
+func (c concurrency) leases(a *Arena, s []uint64) (list []lease) {
 	for i := range c.count(s) {
 		h := c.heap(a, s, i)
-		x := lease{c.idOf(a, s, h), int64(h[0]), int64(c.slot(a, s, slotOf(h))[1])}
-		if x.id>>slotBits == 0 {
-			x.id = 0
-		}
-		if (x.id != 0) == named {
-			list = append(list, x)
-		}
-	}
-	return list
-}
-
-// joinNameless is the join of the nameless leases x and y: of the units that expire at an instant or later, the larger
-// number.
-func (concurrency) joinNameless(x, y []lease) (list []lease) {
-	var mine, other int64
-	latest := func(l, m lease) int { return cmp.Compare(m.expiry, l.expiry) }
-	slices.SortFunc(x, latest)
-	slices.SortFunc(y, latest)
-	for len(x) > 0 || len(y) > 0 {
-		expiry, before := int64(math.MinInt64), max(mine, other)
-		for _, v := range [][]lease{x, y} {
-			if len(v) > 0 {
-				expiry = max(expiry, v[0].expiry)
-			}
-		}
-		for ; len(x) > 0 && x[0].expiry == expiry; x = x[1:] {
-			mine += x[0].units
-		}
-		for ; len(y) > 0 && y[0].expiry == expiry; y = y[1:] {
-			other += y[0].units
-		}
-		list = append(list, lease{expiry: expiry, units: max(mine, other) - before})
+		list = append(list, lease{c.idOf(a, s, h), int64(h[0]), int64(c.slot(a, s, slotOf(h))[1])})
 	}
 	return list
 }
@@ -463,17 +440,15 @@ func (concurrency) fits(s []uint64, units int64) int64 {
 
 func (concurrency) horizon(l *Limit) time.Duration { return l.Window }
 
-// vector is an array of pairs of words in the Arena that grows and of which chunks may be missing. While it is short it
-// is one block that doubles; then a tree whose leaves are chunks of that length, one level high or two. The word it is
-// in names its root (32 bits) and its length (32), the number of pairs that there could be without another level.
+// vector is an array of pairs of words in the Arena that grows. Up to chunkLen pairs it is one block that doubles. Then
+// the root block names chunks of that length, of which some may be missing. The word that it is in names its root (32
+// bits) and its length (32), the number of pairs that there could be.
 type vector struct{ word *uint64 }
 
 const (
-	chunkBits  = 6
-	chunkLen   = 1 << chunkBits
-	branchBits = 9
-	branches   = 1 << branchBits
-	oneLevel   = chunkLen * branches // pairs under one level; under two as many as MaxLeases
+	chunkBits = 9
+	chunkLen  = 1 << chunkBits // pairs in a block of MaxBlock words
+	branches  = MaxBlock       // chunks under a root
 )
 
 func (v vector) root() Ref   { return Ref(*v.word >> 32) }
@@ -481,29 +456,20 @@ func (v vector) len() uint32 { return uint32(*v.word) }
 
 func (v vector) set(root Ref, n uint32) { *v.word = uint64(root)<<32 | uint64(n) }
 
-// levels is the number of levels above the chunks.
-func (v vector) levels() int {
-	switch n := v.len(); {
-	case n <= chunkLen:
-		return 0
-	case n == oneLevel:
-		return 1
+// branch returns the word of the root that names the chunk of pair i, nil if the root is the only chunk.
+func (v vector) branch(a *Arena, i uint32) *uint64 {
+	if v.len() <= chunkLen {
+		return nil
 	}
-	return 2
-}
-
-// branch is the word of a block of the tree, at a level from 1 on, that names the block below it with pair i.
-func branch(a *Arena, r Ref, level int, i uint32) *uint64 {
-	return &a.Block(r, branches)[i>>(chunkBits+branchBits*(level-1))&(branches-1)]
+	return &a.Block(v.root(), branches)[i>>chunkBits]
 }
 
 // chunk returns the block that holds pair i, which is below len; 0 when it is missing.
 func (v vector) chunk(a *Arena, i uint32) Ref {
-	r := v.root()
-	for level := v.levels(); level > 0 && r != 0; level-- {
-		r = Ref(*branch(a, r, level, i))
+	if b := v.branch(a, i); b != nil {
+		return Ref(*b)
 	}
-	return r
+	return v.root()
 }
 
 // has reports whether pair i exists.
@@ -522,66 +488,47 @@ func (v vector) ensure(a *Arena, i uint32) bool {
 			return false
 		}
 	}
-	r := v.root()
-	for level := v.levels(); level > 0; level-- {
-		below := branch(a, r, level, i)
-		if *below == 0 {
-			words := branches
-			if level == 1 {
-				words = 2 * chunkLen
-			}
-			fresh, ok := a.Alloc(words)
-			if !ok {
-				return false
-			}
-			*below = uint64(fresh)
-		}
-		r = Ref(*below)
+	if b := v.branch(a, i); b != nil && *b == 0 {
+		fresh, ok := a.Alloc(2 * chunkLen)
+		*b = uint64(fresh)
+		return ok
 	}
 	return true
 }
 
-// grow doubles the only block, or adds a level above the root.
+// grow doubles the only block, or makes it the first chunk under a root.
 func (v vector) grow(a *Arena) bool {
-	n, words := v.len(), branches
-	if n < chunkLen {
-		words = max(4, int(4*n))
-	}
+	n := v.len()
+	words := min(max(4, 4*int(n)), MaxBlock)
 	r, ok := a.Alloc(words)
 	if !ok {
 		return false
 	}
-	switch {
+	switch block := a.Block(r, words); {
 	case n == 0:
 		v.set(r, 2)
 	case n < chunkLen:
-		copy(a.Block(r, words), a.Block(v.root(), int(2*n)))
+		copy(block, a.Block(v.root(), int(2*n)))
 		a.Free(v.root(), int(2*n))
 		v.set(r, 2*n)
 	default:
-		a.Block(r, words)[0] = uint64(v.root())
-		v.set(r, n*branches)
+		block[0] = uint64(v.root())
+		v.set(r, MaxLeases)
 	}
 	return true
 }
 
 func (v vector) free(a *Arena) {
-	if n := v.len(); n > 0 {
-		freeTree(a, v.root(), v.levels(), 2*int(min(n, chunkLen)))
+	switch n := v.len(); {
+	case n > chunkLen:
+		for _, chunk := range a.Block(v.root(), branches) {
+			if chunk != 0 {
+				a.Free(Ref(chunk), 2*chunkLen)
+			}
+		}
+		a.Free(v.root(), branches)
+	case n > 0:
+		a.Free(v.root(), int(2*n))
 	}
 	*v.word = 0
-}
-
-// freeTree frees a block with so many levels below it, of which the last has chunks of so many words.
-func freeTree(a *Arena, r Ref, levels, words int) {
-	if levels == 0 {
-		a.Free(r, words)
-		return
-	}
-	for _, below := range a.Block(r, branches) {
-		if below != 0 {
-			freeTree(a, Ref(below), levels-1, words)
-		}
-	}
-	a.Free(r, branches)
 }

@@ -39,7 +39,7 @@ func (ls Limits) position(s State) *uint64 {
 // is 0, which stands for nothing that is known, when none of the limits is a sliding_log, and never 0 when one is.
 //
 // A mark is of this state only. Whatever is done to that, the caller may keep the mark: after what makes it useless
-// (Init, Restore, Convert, Join, Extend, Fill) AppendSince finds that out.
+// (Init, Convert, Join, Extend, Fill) AppendSince finds that out.
 func (ls Limits) Mark(s State) uint64 {
 	if p := ls.position(s); p != nil {
 		return *p | oldestMark
@@ -56,8 +56,8 @@ const extensionVersion = 2
 
 // AppendSince appends what Extend needs to make a copy of s, which has all that was in s when Mark returned mark, a
 // copy of what s is now: of a sliding_log only what has been charged since, of everything else the whole. It writes a
-// snapshot of the whole, as Append does, when there is no log, when the mark is 0 or can no longer be used, and when
-// several logs have counted different numbers of units since.
+// snapshot of the whole when there is no log, when the mark is 0 or can no longer be used, and when several logs have
+// counted different numbers of units since.
 //
 // Units that have expired or were given back since are not written: the copy learns how many units are left.
 func (ls Limits) AppendSince(dst []byte, a *Arena, s State, now Instant, mark uint64) []byte {
@@ -90,8 +90,9 @@ func (ls Limits) AppendSince(dst []byte, a *Arena, s State, now Instant, mark ui
 // tick before that of the original, which was rounded up, but never before a Window has passed since its admission.) A
 // message that takes longer than a later one makes the units of that late as well.
 //
-// The bytes need not be trusted, as in Restore. The error is ErrSnapshot or ErrNoMemory; then s is a valid state that
-// holds some of what it did and some of what it should, or nothing.
+// The bytes need not be trusted: they can make a state that no history leads to, but none that a later call could
+// stumble over, and they cannot take more memory than some thousand times their length. The error is ErrSnapshot or
+// ErrNoMemory; then s is a valid state that holds some of what it did and some of what it should, or nothing.
 func (ls Limits) Extend(a *Arena, s State, now Instant, data []byte) (rest []byte, err error) {
 	now = s.tick(now)
 	r := &reader{data: data}

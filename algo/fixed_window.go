@@ -271,7 +271,16 @@ func (l *Limit) windowsBetween(from, to int64) int64 {
 	}
 	first, _ := datesOf(l.Period, l.zone(), l.anchor(), from)
 	last, _ := datesOf(l.Period, l.zone(), l.anchor(), to)
-	return number(l.Period, last) - number(l.Period, first)
+	years, days := int64(last.Year()-first.Year()), (last.Unix()-first.Unix())/86400
+	switch l.Period {
+	case Year:
+		return years
+	case Month:
+		return 12*years + int64(last.Month()-first.Month())
+	case Week:
+		return days / 7
+	}
+	return days
 }
 
 // windowAfter is the first second of the window that comes so many after the one that sec lies in.
@@ -280,34 +289,20 @@ func (l *Limit) windowAfter(sec, windows int64) int64 {
 		return sec + windows*int64(l.Window/time.Second)
 	}
 	date, _ := datesOf(l.Period, l.zone(), l.anchor(), sec)
-	return reaches(l.zone(), numbered(l.Period, l.anchor(), number(l.Period, date)+windows))
+	return reaches(l.zone(), dateAfter(l.Period, l.anchor(), date, int(windows)))
 }
 
-// number tells the windows of a day or longer apart by the date on which they begin: each has one more than the one
-// before it.
-func number(p Period, date time.Time) int64 {
+// dateAfter is the date on which the window begins that comes n after the one that begins on a date.
+func dateAfter(p Period, anchor int, date time.Time, n int) time.Time {
 	switch p {
 	case Year:
-		return int64(date.Year())
+		return date.AddDate(n, 0, 0)
 	case Month:
-		return 12*int64(date.Year()) + int64(date.Month()-time.January)
+		return monthFrom(date.Year(), date.Month()+time.Month(n), anchor)
 	case Week:
-		return floorDiv(date.Unix(), 7*86400)
+		return date.AddDate(0, 0, 7*n)
 	}
-	return floorDiv(date.Unix(), 86400)
-}
-
-// numbered is the date on which the window of a number begins.
-func numbered(p Period, anchor int, n int64) time.Time {
-	switch p {
-	case Year:
-		return time.Date(int(n), time.January, 1, 0, 0, 0, 0, time.UTC)
-	case Month:
-		return monthFrom(int(floorDiv(n, 12)), time.January+time.Month(n-12*floorDiv(n, 12)), anchor)
-	case Week:
-		return time.Unix((7*n+4)*86400, 0).UTC() // 1970 began on a Thursday
-	}
-	return time.Unix(n*86400, 0).UTC()
+	return date.AddDate(0, 0, n)
 }
 
 // maxAnchor is the last day that a month can have.
@@ -359,30 +354,20 @@ func (p Period) Around(t time.Time) (start, end time.Time) {
 func datesOf(p Period, zone *time.Location, anchor int, sec int64) (date, next time.Time) {
 	t := time.Unix(sec, 0).In(zone)
 	year, month, day := t.Date()
-	var years, days int
 	switch p {
-	case Day:
-		days = 1
 	case Week:
 		day -= (int(t.Weekday()) + 6) % 7
-		days = 7
 	case Month:
 		if day < monthFrom(year, month, anchor).Day() {
 			month--
 		}
+		day = monthFrom(year, month, anchor).Day()
 	case Year:
 		month, day = time.January, 1
-		years = 1
 	}
 	date = time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
-	if p == Month {
-		date = monthFrom(year, month, anchor)
-	}
 	for {
-		next = date.AddDate(years, 0, days)
-		if p == Month {
-			next = monthFrom(date.Year(), date.Month()+1, anchor)
-		}
+		next = dateAfter(p, anchor, date, 1)
 		if sec < reaches(zone, next) {
 			return date, next
 		}

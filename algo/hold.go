@@ -1,6 +1,9 @@
 package algo
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Holds are the pending reservations of one state, in the order in which they were charged. For each, they keep where
 // its units are, so that a commit or cancel can give them back. GiveBack takes units from the place of the charge and
@@ -27,12 +30,9 @@ import "math"
 // The zero value has no holds. Holds belong to one state, and one goroutine may use them at a time.
 type Holds []Hold
 
-// Hold is what is kept of one reservation. The zero value is lost: it gives nothing back.
-type Hold struct {
-	// gives is false where GiveBack returns 0. The lows stay valid for the holds before it.
-	gives bool
-	marks []mark // of each limit; nil: the hold is lost, and nothing is known
-}
+// Hold is what is kept of one reservation, of each limit. Nil is lost: it gives nothing back, and the charge counts as
+// one without a reservation.
+type Hold []mark
 
 // mark is what a hold keeps of one limit: of a log the instant of its entry, of a calendar window the window's start,
 // of other windows the instant of the charge. A bucket's mark is the low, in nanoseconds and limit-ths of one.
@@ -54,10 +54,10 @@ func (m *mark) lower(n, rest int64) {
 func (m *mark) owed(l *Limit) u128 { return mul(m.n, l.Limit).add(u128{lo: uint64(m.rest)}) }
 
 // newest returns the newest of the first n holds that is not lost, or nil.
-func (hs Holds) newest(n int) *Hold {
+func (hs Holds) newest(n int) Hold {
 	for n--; n >= 0; n-- {
-		if hs[n].marks != nil {
-			return &hs[n]
+		if hs[n] != nil {
+			return hs[n]
 		}
 	}
 	return nil
@@ -71,20 +71,20 @@ func (ls Limits) Lower(s State, now Instant, hs Holds) {
 		return
 	}
 	now = s.Latest(now)
-	for k := range h.marks {
-		if m := &h.marks[k]; m.low {
+	for k := range h {
+		if m := &h[k]; m.low {
 			m.lower(bucket{}.owed(&ls[k], s[ls.place(k):], now).div(ls[k].Limit))
 		}
 	}
 }
 
-// NewHold returns the hold of the charge that is the latest operation on s. exact says that each limit was charged the
-// same number of units. Otherwise the hold gives nothing back.
-func (ls Limits) NewHold(s State, exact bool) Hold {
+// NewHold returns the hold of the charge that is the latest operation on s, which charged each limit the same number of
+// units. The hold is lost if a count may have been cut down.
+func (ls Limits) NewHold(s State) Hold {
 	now := Instant{Mono: int64(s[0])}
-	h := Hold{gives: exact, marks: make([]mark, len(ls))}
+	h := make(Hold, len(ls))
 	for k := range ls {
-		l, m, t := &ls[k], &h.marks[k], s[ls.place(k):]
+		l, m, t := &ls[k], &h[k], s[ls.place(k):]
 		switch c := l.counter().(type) {
 		case slidingLog:
 			m.n = int64(t[logNewest])
@@ -94,10 +94,14 @@ func (ls Limits) NewHold(s State, exact bool) Hold {
 			owed := c.owed(l, t, now)
 			m.low = true
 			m.n, m.rest = owed.div(l.Limit)
-			h.gives = h.gives && owed.less(mul(l.Limit, int64(MaxFill))) // otherwise the charge may have been cut down
+			if !owed.less(mul(l.Limit, int64(MaxFill))) {
+				return nil
+			}
 		case slidingWindow:
 			m.n = now.Mono
-			h.gives = h.gives && !(c.narrow(l) && c.count(l, t, 0) == math.MaxUint32)
+			if c.narrow(l) && c.count(l, t, 0) == math.MaxUint32 {
+				return nil
+			}
 		default:
 			m.n = now.Mono
 		}
@@ -111,30 +115,27 @@ func (hs Holds) Lose() { clear(hs) }
 // Remove returns hs without hold i, the units of which stay charged as they are.
 func (hs Holds) Remove(i int) Holds {
 	if before := hs.newest(i); before != nil {
-		for k, m := range hs[i].marks {
+		for k, m := range hs[i] {
 			if m.low {
-				before.marks[k].lower(m.n, m.rest)
+				before[k].lower(m.n, m.rest)
 			}
 		}
 	}
-	copy(hs[i:], hs[i+1:])
-	hs[len(hs)-1] = Hold{}
-	return hs[:len(hs)-1]
+	return slices.Delete(hs, i, i+1)
 }
 
 // GiveBack takes up to units, which are no more than hold i charged, from where they were charged. It returns how many
-// were there, the most of any limit. The hold stays, for Remove. told says that followers may have been told of the
-// charge, see AppendSince.
-func (ls Limits) GiveBack(a *Arena, s State, now Instant, hs Holds, i int, units int64, told bool) int64 {
-	h := &hs[i]
-	if !h.gives || units <= 0 {
+// were there, the most of any limit. The hold stays, for Remove.
+func (ls Limits) GiveBack(a *Arena, s State, now Instant, hs Holds, i int, units int64) int64 {
+	h := hs[i]
+	if h == nil || units <= 0 {
 		return 0
 	}
 	ls.Lower(s, now, hs)
 	now = s.tick(now)
 	var most int64
 	ls.walk(a, s, now, func(k int, c counter, t []uint64) {
-		l, m, n := &ls[k], &h.marks[k], int64(0)
+		l, m, n := &ls[k], &h[k], int64(0)
 		switch c := c.(type) {
 		case slidingLog:
 			n = c.takeAt(a, t, l.tickShift(), m.n, units)
@@ -162,11 +163,7 @@ func (ls Limits) GiveBack(a *Arena, s State, now Instant, hs Holds, i int, units
 		most = max(most, n)
 	})
 	if p := ls.position(s); p != nil && most > 0 {
-		if moved := step(units); !told && moved < generation && *p%generation >= moved {
-			*p -= moved
-		} else {
-			*p += generation
-		}
+		*p += generation // a copy may have the units, which need not be the oldest
 	}
 	return most
 }
@@ -175,17 +172,16 @@ func (ls Limits) GiveBack(a *Arena, s State, now Instant, hs Holds, i int, units
 // limits.
 func (c bucket) giveBack(l *Limit, t []uint64, now Instant, hs Holds, k int, units int64) int64 {
 	back := mul(units, int64(l.Window))
-	for i := range hs {
-		if hs[i].marks != nil {
-			if low := hs[i].marks[k].owed(l); low.less(back) {
+	for _, h := range hs {
+		if h != nil {
+			if low := h[k].owed(l); low.less(back) {
 				back = low
 			}
 		}
 	}
-	for i := range hs {
-		if hs[i].marks != nil {
-			m := &hs[i].marks[k]
-			m.n, m.rest = m.owed(l).sub(back).div(l.Limit)
+	for _, h := range hs {
+		if h != nil {
+			h[k].n, h[k].rest = h[k].owed(l).sub(back).div(l.Limit)
 		}
 	}
 	c.setOwed(l, t, now, c.owed(l, t, now).sub(back))
@@ -214,15 +210,8 @@ func (slidingCounter) windowOf(l *Limit, s []uint64, at int64) (int, bool) {
 	}
 }
 
-// What is written of a hold begins with one of these.
-const (
-	holdLost  = iota
-	holdKeeps // it gives nothing back
-	holdGives
-)
-
-// AppendHolds appends what ReadHolds needs beside a copy of s. Of each hold that is not lost it writes, for each limit
-// that counts,
+// AppendHolds appends what ReadHolds needs beside a copy of s. Of each hold it writes 0 if it is lost, or else 1 and,
+// for each limit that counts,
 //
 //	sliding_log       1 more than the number of newer units, or 0 where its units are gone
 //	calendar windows  the start of the window, signed
@@ -231,19 +220,14 @@ const (
 //	others            the age of the charge
 func (ls Limits) AppendHolds(dst []byte, a *Arena, s State, now Instant, hs Holds) []byte {
 	now = s.Latest(now)
-	for i := range hs {
-		h := &hs[i]
-		switch {
-		case h.marks == nil:
-			dst = append(dst, holdLost)
+	for _, h := range hs {
+		if h == nil {
+			dst = append(dst, 0)
 			continue
-		case h.gives:
-			dst = append(dst, holdGives)
-		default:
-			dst = append(dst, holdKeeps)
 		}
+		dst = append(dst, 1)
 		for k := range ls {
-			m, t := &h.marks[k], s[ls.place(k):]
+			m, t := &h[k], s[ls.place(k):]
 			switch c := ls[k].counter().(type) {
 			case nil:
 			case slidingLog:
@@ -273,17 +257,13 @@ func (ls Limits) ReadHolds(a *Arena, s State, now Instant, n int, data []byte) (
 	now = s.Latest(now)
 	r := &reader{data: data}
 	for range n {
-		kind := r.byte()
-		if kind > holdGives {
-			return nil, nil, ErrSnapshot
-		}
-		if kind == holdLost {
-			hs = append(hs, Hold{})
+		if r.uint(1) == 0 {
+			hs = append(hs, nil)
 			continue
 		}
-		h := Hold{gives: kind == holdGives, marks: make([]mark, len(ls))}
+		h := make(Hold, len(ls))
 		for k := range ls {
-			m, t := &h.marks[k], s[ls.place(k):]
+			m, t := &h[k], s[ls.place(k):]
 			switch c := ls[k].counter().(type) {
 			case nil:
 			case slidingLog:

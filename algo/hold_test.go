@@ -53,9 +53,8 @@ type holdWorld struct {
 	now       Instant
 	events    []*holdEvent
 	holds     Holds
-	of        []*holdEvent // of holds
-	copies    [2]holdCopy  // of processes that follow
-	told      []bool
+	of        []*holdEvent     // of holds
+	copies    [2]holdCopy      // of processes that follow
 	refunded  [MaxLimits]int64 // units that refunds found
 	different bool             // some cancel was not exact
 	log       []string
@@ -156,7 +155,7 @@ func (w *holdWorld) charge(always, hold bool) {
 	e := &holdEvent{kind: 'c', at: w.now, n: n}
 	w.events = append(w.events, e)
 	if hold {
-		w.holds, w.of, w.told = append(w.holds, w.ls.NewHold(w.s, true)), append(w.of, e), append(w.told, false)
+		w.holds, w.of = append(w.holds, w.ls.NewHold(w.s)), append(w.of, e)
 	}
 	w.say("charge %d, always %v, hold %v", n, always, hold)
 }
@@ -197,9 +196,6 @@ func (w *holdWorld) tell() {
 		w.fail("%v, %d bytes left", err, len(rest))
 	}
 	to.mark = w.ls.Mark(w.s)
-	for i := range w.told {
-		w.told[i] = true
-	}
 	got, want := standings(w.ls, w.a, to.s, w.now), standings(w.ls, w.a, w.s, w.now)
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		w.fail("the copy %v\nis not %v", got, want)
@@ -217,14 +213,14 @@ func (w *holdWorld) giveBack() {
 		if w.rng.IntN(3) == 0 {
 			e.back = w.rng.Int64N(e.n + 1)
 		}
-		n := w.ls.GiveBack(w.a, w.s, w.now, w.holds, i, e.back, w.told[i])
+		n := w.ls.GiveBack(w.a, w.s, w.now, w.holds, i, e.back)
 		w.say("give back %d of %d: %d", e.back, i, n)
 		if n > e.back {
 			w.fail("%d of %d units were given back", n, e.back)
 		}
 	}
 	w.holds = w.holds.Remove(i)
-	w.of, w.told = slices.Delete(w.of, i, i+1), slices.Delete(w.told, i, i+1)
+	w.of = slices.Delete(w.of, i, i+1)
 	w.judge()
 }
 
@@ -426,7 +422,11 @@ func TestReadHolds(t *testing.T) {
 			now.Mono += rng.Int64N(1e8)
 			ls.Lower(s, now, hs)
 			must.NoError(t, ls.Charge(a, s, now, 1+rng.Int64N(3)))
-			hs = append(hs, ls.NewHold(s, rng.IntN(4) > 0))
+			hold := ls.NewHold(s)
+			if rng.IntN(4) == 0 {
+				hold = nil
+			}
+			hs = append(hs, hold)
 		}
 		data := ls.AppendHolds(nil, a, s, now, hs)
 		for range 1 + rng.IntN(4) {
@@ -442,7 +442,7 @@ func TestReadHolds(t *testing.T) {
 			for k := range ls {
 				most = max(most, used[k])
 			}
-			n := ls.GiveBack(a, s, now, hs, i, 1+rng.Int64N(3), rng.IntN(2) == 0)
+			n := ls.GiveBack(a, s, now, hs, i, 1+rng.Int64N(3))
 			must.True(t, n <= most, "seed %d: %d units were given back of %d", seed, n, most)
 			hs = hs.Remove(i)
 		}
@@ -461,12 +461,12 @@ func TestWindowOfAReservation(t *testing.T) {
 			t.Helper()
 			must.NoError(t, ls.Charge(a, s, at(d), n))
 			if hold {
-				hs = append(hs, ls.NewHold(s, true))
+				hs = append(hs, ls.NewHold(s))
 			}
 		}
 		want := func(d time.Duration, back, used int64, reset time.Duration) {
 			t.Helper()
-			n := ls.GiveBack(a, s, at(d), hs, 0, 4, true)
+			n := ls.GiveBack(a, s, at(d), hs, 0, 4)
 			hs = hs.Remove(0)
 			got, err := ls.Decide(a, s, at(d), Request{}, nil)
 			expect.True(t, n == back && err == nil && 10-got.Remaining == used && got.ResetAfter == reset,

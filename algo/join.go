@@ -13,8 +13,8 @@ package algo
 //   - sliding_counter goes on with the windows that began later, and in each with the larger count.
 //   - token_bucket and leaky_bucket owe the larger debt.
 //   - concurrency has the union of the leases by their ids, each until the later of its two ends, and each can be
-//     renewed and released as before. Of the units that Charge has added, which have no id, the larger number counts
-//     at each instant.
+//     renewed and released as before. Of the units that Charge has added, which have no id, the larger number counts,
+//     until the last of both sides' ones end.
 //
 // In a window that began later, units of the other side may count for less than a Window too long.
 //

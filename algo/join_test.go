@@ -1,7 +1,6 @@
 package algo
 
 import (
-	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -206,27 +205,6 @@ func TestJoinWindows(t *testing.T) {
 	}
 }
 
-// larger is the join of two sets of units by their ends, where units have no identity.
-func larger(x, y []event) (u []event) {
-	all := slices.Concat(x, y)
-	slices.SortFunc(all, func(a, b event) int { return cmp.Compare(b.at, a.at) })
-	until := func(list []event, at int64) (n int64) {
-		for _, e := range list {
-			if e.at >= at {
-				n += e.n
-			}
-		}
-		return n
-	}
-	var sum int64
-	for _, e := range all {
-		if n := max(until(x, e.at), until(y, e.at)); n > sum {
-			u, sum = append(u, event{e.at, n - sum}), n
-		}
-	}
-	return u
-}
-
 // TestJoinTicks: what does not lie on the ticks of the side with the newest entry goes to the next one.
 func TestJoinTicks(t *testing.T) {
 	ls := Limits{{Algorithm: SlidingLog, Limit: 9, Window: time.Minute}}
@@ -370,6 +348,15 @@ func TestJoinLeases(t *testing.T) {
 				}
 			}
 		}
+		// Of units that have no identity, how many there are, and when the last of them expire.
+		total := func(d *side) (all event) {
+			for _, e := range d.anon {
+				if e.at > now.Mono {
+					all.n, all.at = all.n+e.n, max(all.at, e.at)
+				}
+			}
+			return all
+		}
 		judge := func(d *side) {
 			t.Helper()
 			var want int64
@@ -378,11 +365,7 @@ func TestJoinLeases(t *testing.T) {
 					want += e.n
 				}
 			}
-			for _, e := range d.anon {
-				if e.at > now.Mono {
-					want += e.n
-				}
-			}
+			want += total(d).n
 			got := ls.Used(a, d.s, now, 0)
 			must.True(t, got == want, "seed %d: %d used, want %d", seed, got, want)
 		}
@@ -407,7 +390,8 @@ func TestJoinLeases(t *testing.T) {
 			for id, e := range y.live {
 				x.live[id] = event{max(e.at, x.live[id].at), e.n}
 			}
-			x.anon = larger(x.anon, y.anon)
+			p, q := total(x), total(y)
+			x.anon = []event{{max(p.at, q.at), max(p.n, q.n)}}
 			judge(x)
 			judge(y)
 			ls.Free(a, y.s)

@@ -11,7 +11,7 @@ import (
 // implements, validation, the life of a state (Init, Free, Convert), and 128-bit arithmetic. decide.go decides.
 
 // Limits are the limits of one policy. They are decided together: a request is charged to all of them or to none. The
-// methods that take a State need Limits that Validate accepts and a State that Init, Restore or Convert made for them.
+// methods that take a State need Limits that Validate accepts and a State that Init or Convert made for them.
 // No method changes its Limits.
 type Limits []Limit
 
@@ -463,7 +463,7 @@ func (l *Limit) idle(c counter, a *Arena, t []uint64, now Instant) bool {
 	return l.Period == 0 || floorDiv(now.Wall-int64(min(wallMargin, l.longest()/2)), 1e9) >= int64(t[0])
 }
 
-// Free gives back every block that s owns. Only Init, Restore and Convert may use s afterwards.
+// Free gives back every block that s owns. Only Init and Convert may use s afterwards.
 func (ls Limits) Free(a *Arena, s State) {
 	ls.each(s, func(i int, c counter, t []uint64) { c.free(&ls[i], a, t) })
 }
@@ -474,9 +474,9 @@ func (ls Limits) Free(a *Arena, s State) {
 // Each new limit takes over from one old limit: from the one with the same algorithm and window or period, first at its
 // own place, then anywhere; or else from the one at its own place, unless another limit takes over from that; or else
 // it begins fresh. If the algorithm stays, a window keeps its counts, a log its entries, a bucket its debt (in whole
-// units, rounded up, when the rate changes), a lease its life. If it changes, units in use count as if admitted now;
-// leases become nothing else, and nothing else becomes leases. The new limit may be exceeded; then nothing passes until
-// enough units have expired.
+// units, rounded up, when the rate changes), a lease its life. If it changes, or the length or slots of a sliding_window
+// or sliding_counter do, units in use count as if admitted now; leases become nothing else, and nothing else becomes
+// leases. The new limit may be exceeded; then nothing passes until enough units have expired.
 //
 // When it returns ErrNoMemory, s is as before and t owns nothing.
 func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) error {
@@ -588,6 +588,15 @@ func (x u128) less(y u128) bool {
 func (x u128) div(y int64) (q, r int64) {
 	uq, ur := bits.Div64(x.hi, x.lo, uint64(y))
 	return int64(uq), int64(ur)
+}
+
+// quotient is x/y rounded down, and no more than MaxLimit, for positive y.
+func (x u128) quotient(y int64) int64 {
+	if !x.less(mul(MaxLimit, y)) {
+		return MaxLimit
+	}
+	q, _ := x.div(y)
+	return q
 }
 
 // floorDiv is x/y rounded down, for positive y.

@@ -271,11 +271,11 @@ func TestLogAfterCancels(t *testing.T) {
 			for range batch {
 				now.Mono += 1000
 				must.NoError(t, ls.Charge(a, s, now, 1))
-				hs = append(hs, ls.NewHold(s, true))
+				hs = append(hs, ls.NewHold(s))
 			}
 			for i := range hs {
 				if i%batch >= kept {
-					expect.Equal(t, ls.GiveBack(a, s, now, hs, i, 1, true), 1, "given back")
+					expect.Equal(t, ls.GiveBack(a, s, now, hs, i, 1), 1, "given back")
 				}
 			}
 		}

@@ -341,17 +341,12 @@ func (o *slotOracle) shift(mono int64) {
 	}
 }
 func (o *slotOracle) become(now Instant, l Limit) {
-	o.events = o.live(now)
-	old := o.width()
-	same := o.l.Window == l.Window
-	o.l = l
-	if same && old == o.width() {
+	n, same := o.used(now), o.l.Window == l.Window && slidingWindow{}.slots(&o.l) == slidingWindow{}.slots(&l)
+	if o.l = l; same {
 		return
 	}
-	o.phase = 0
-	for i := range o.events {
-		newest := min(o.events[i].at-1, now.Mono)
-		o.events[i].at = floorTo(newest, o.width(), 0) + o.width()
+	if o.events, o.phase = nil, 0; n > 0 {
+		o.admit(now, min(n, MaxLimit))
 	}
 }
 

@@ -1,9 +1,6 @@
 package algo
 
-import (
-	"math/bits"
-	"time"
-)
+import "time"
 
 // A Quota is a loan to a borrower that reports rarely and returns nothing when it is asked to, such as a proxy. The
 // loan has a fixed size and a fixed end. The owner sets the end late enough for the borrower to have stopped by then.
@@ -167,12 +164,7 @@ func (ls Limits) rated() bool { return len(ls) == 1 && ls[0].Algorithm == TokenB
 
 // hourly is the rate of a limit in units per hour.
 func (l *Limit) hourly() int64 {
-	hi, lo := bits.Mul64(uint64(l.Limit), uint64(hour))
-	if hi >= uint64(l.Window) {
-		return MaxLimit
-	}
-	n, _ := bits.Div64(hi, lo, uint64(l.Window))
-	return int64(min(n, uint64(MaxLimit)))
+	return mul(l.Limit, hour).quotient(int64(l.Window))
 }
 
 // ratio is n·x/y of numbers of which x is at most y.

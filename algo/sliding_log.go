@@ -459,7 +459,7 @@ func (c slidingLog) restore(l *Limit, a *Arena, s []uint64, now Instant, r *read
 // has lost only its oldest units, and units that it was charged after the mark.
 //
 // AppendSince sends a snapshot in place of this if the mark is of an earlier generation of positions. GiveBack, which
-// calls takeAt, begins a new generation if a copy may have the units that takeAt has taken.
+// calls takeAt, begins a new generation.
 func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error {
 	units := r.uint(MaxLimit)
 	n := r.uint(units)

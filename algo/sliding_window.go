@@ -133,26 +133,17 @@ func (c slidingWindow) refund(l *Limit, _ *Arena, s []uint64, _ Instant, n int64
 	return n
 }
 
-// convert puts each slot's count at the newest instant that the slot can have seen, so that it expires late.
+// convert keeps the slots if they stay as wide, and as many. Otherwise their units count as admitted now.
 func (c slidingWindow) convert(l *Limit, _ *Arena, s []uint64, now Instant, to *Limit, t []uint64) {
-	if s[1] == 0 {
-		return
-	}
-	start, width := int64(s[0]), c.width(to)
-	same := l.Window == to.Window && width == c.width(l)
-	if !same {
-		start = floorDiv(now.Mono, width) * width
-	}
-	t[0] = uint64(start)
-	for i := range c.slots(l) + 1 {
-		j := int64(i)
-		if !same {
-			newest := min(int64(s[0])-int64(i-1)*c.width(l)-1, now.Mono)
-			j = (start - floorDiv(newest, width)*width) / width
+	switch {
+	case s[1] == 0:
+	case l.Window == to.Window && c.slots(l) == c.slots(to):
+		t[0] = s[0]
+		for i := range c.slots(l) + 1 {
+			c.setCount(to, t, i, c.count(l, s, i))
 		}
-		if n := c.count(l, s, i); n > 0 && j <= int64(c.slots(to)) {
-			c.setCount(to, t, int(j), c.count(to, t, int(j))+n)
-		}
+	default:
+		c.charge(to, nil, t, now, min(int64(s[1]), MaxLimit))
 	}
 }
 

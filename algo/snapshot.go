@@ -34,24 +34,6 @@ const idleFlag = 0x80
 // ErrSnapshot is returned for bytes that are no snapshot of a state of these limits.
 var ErrSnapshot = errors.New("algo: malformed snapshot")
 
-// Append appends a snapshot of s to dst and returns it.
-func (ls Limits) Append(dst []byte, a *Arena, s State, now Instant) []byte {
-	return ls.AppendSince(dst, a, s, now, 0)
-}
-
-// Restore makes s, uninitialised, the state whose snapshot data begins with, and returns what follows it. The bytes
-// need not be trusted: they can make a state that no history leads to, but none that a later call could stumble over,
-// and they cannot take more memory than some thousand times their length.
-//
-// The error is ErrSnapshot or ErrNoMemory; s is fresh then.
-func (ls Limits) Restore(a *Arena, s State, now Instant, data []byte) (rest []byte, err error) {
-	ls.Init(s, now)
-	if len(data) == 0 || data[0] != snapshotVersion {
-		return nil, ErrSnapshot
-	}
-	return ls.Extend(a, s, now, data)
-}
-
 func appendUint(dst []byte, n int64) []byte { return binary.AppendUvarint(dst, uint64(n)) }
 func appendInt(dst []byte, n int64) []byte  { return binary.AppendVarint(dst, n) }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math"
 	"slices"
-	"strings"
 	"time"
 	"unsafe"
 
@@ -17,16 +16,16 @@ import (
 //
 //  1. Apply calls some under the shard's lock, again and again until all items are applied.
 //  2. some applies up to applyHold items; item calls the function for an item's kind.
-//  3. For an itemKey, key calls state, which adds to the state or replaces it, and holds and loans, which replace what
-//     the copy had.
+//  3. For an itemKey, key calls state, which adds to the state or replaces it, and reservations and loans, which
+//     replace what the copy had.
 //  4. If there is no memory for an item, Apply has makeRoom drop records that are as good as new, and applies the item
 //     again.
 //
 // The bytes come from the network, so Apply trusts none of them: every number has a bound, and every length is compared
 // with what is left of the chunk. After an error the copy is of no use, and must be fetched anew.
 //
-// This process's disk may follow the copy. So an item that changes records, answers, reservations or losses is followed
-// by a note function or unsave (saved.go), unless it is for the staging area.
+// This process's disk may follow the copy. So an item that changes records, answers or losses is followed by a note
+// function or unsave (saved.go), unless it is for the staging area.
 
 // applyHold is how many items Apply applies while it holds a shard's lock.
 const applyHold = 256
@@ -129,7 +128,7 @@ func (a *apply) some(at *reader) error {
 }
 
 func (a *apply) item() error {
-	r, side, b := &a.r, a.to.ensureExtras(), &a.sh.budget
+	r, side := &a.r, a.to.ensureExtras()
 	switch r.Byte() {
 	case itemVersion:
 		if !a.staged {
@@ -144,36 +143,20 @@ func (a *apply) item() error {
 			return ErrChunk
 		}
 		if !a.staged {
-			a.part.noteEvent(event{reservationKey{of: of}, hash}, b)
+			a.part.noteReset(reset{of, hash}, &a.sh.budget)
 		}
-		if a.sh.dropState(&a.to.table, hash, of) {
-			delete(side.owed, of)
+		if slot, ok := a.sh.find(&a.to.table, hash, of.scope, of.key); ok {
+			a.sh.dropWhole(a.to, slot)
 		}
 		side.answers.forget(of)
-		side.reservations.forget(of, b)
-		a.to.dropLent(of, b)
 	case itemRequestID:
 		return a.requestID()
-	case itemReservation:
-		return a.reservation()
-	case itemSettled:
-		k := reservationKey{of: r.identity(), id: r.reservation()}
-		if p, i, _ := side.reservations.get(k, 0); i >= 0 && !r.Failed() {
-			k.of = p.of
-			a.noteReservation(k, p.list[i].persist)
-			side.reservations.remove(p, i, b)
-		}
 	case itemRule:
 		return a.rule()
 	case itemKey:
 		return a.key()
 	case itemGone:
 		return a.gone()
-	case itemSpent:
-		for of, o := range side.owed {
-			o.advanced = 0
-			a.sh.owe(a.to, of, o)
-		}
 	default:
 		return ErrChunk
 	}
@@ -186,7 +169,7 @@ func (a *apply) requestID() error {
 	k.id, k.kind = string(r.bytes(maxRequestID)), answerKind(r.Byte())
 	m := answered{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge))}
 	m.excess, m.over, m.strict, m.persist, m.lease = r.int(algo.MaxLimit), r.bool(), r.bool(), r.bool(), r.Fixed64()
-	m.reservation = r.reservation()
+	m.reservation = r.reservationID()
 	m.until = a.now.Mono + r.int(int64(10*time.Minute))
 	caller := string(r.bytes(maxCaller))
 	if r.Failed() || k.kind == 0 || k.kind >= answerKinds {
@@ -199,37 +182,6 @@ func (a *apply) requestID() error {
 		a.part.noteAnswer(m.persist, before)
 	}
 	return nil
-}
-
-func (a *apply) reservation() error {
-	r, side, b := &a.r, a.to.extras, &a.sh.budget
-	hash, of := r.Fixed64(), r.identity()
-	e := reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
-	e.until = a.now.Mono + r.int(maxAge)
-	e.once, e.release, e.persist = r.bool(), r.bool(), r.bool()
-	caller := string(r.bytes(maxCaller))
-	if r.Failed() || e.id == (ReservationID{}) {
-		return ErrChunk
-	}
-	switch p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0); {
-	case i >= 0:
-		e.caller = p.list[i].caller
-		p.list[i] = e
-		side.reservations.first = min(side.reservations.first, e.until)
-	case b.reservations.Load() < int64(a.sh.store.cfg.MaxReservations):
-		// Beyond the bound the reservation is dropped, and its units stay charged.
-		of.scope = strings.Clone(of.scope)
-		side.reservations.put(of, hash, e, caller, algo.Hold{}, b) // itemKey has the hold
-	}
-	a.noteReservation(reservationKey{of.clone(), e.id}, e.persist)
-	return nil
-}
-
-// noteReservation queues a reservation for the disk, unless the chunk is staged.
-func (a *apply) noteReservation(k reservationKey, persist bool) {
-	if !a.staged {
-		a.part.noteReservation(k, persist, &a.sh.budget)
-	}
 }
 
 // gone drops the records of a hash that the chunk does not name.
@@ -251,14 +203,10 @@ func (a *apply) gone() error {
 		if i < 0 {
 			return nil
 		}
-		r := a.sh.record(a.to.ref(slots[i]))
-		delete(a.to.extras.owed, r.id())
-		a.to.lose(r)
-		a.to.dropLent(r.id(), &a.sh.budget)
 		if !a.staged {
-			a.sh.unsave(a.part, r)
+			a.sh.unsave(a.part, a.sh.record(a.to.ref(slots[i])))
 		}
-		a.sh.drop(&a.to.table, slots[i]) // may move the others
+		a.sh.dropWhole(a.to, slots[i]) // may move the others
 	}
 }
 
@@ -341,14 +289,14 @@ func (a *apply) key() error {
 		return err
 	}
 	r := &a.r
-	o := owing{advanced: r.int(algo.MaxLimit), inherited: r.int(algo.MaxLimit)}
+	o := owing{hash: k.Hash, units: r.int(algo.MaxLimit)}
 	state := r.bytes(math.MaxInt32)
-	ids := make([]ReservationID, r.Uint(uint64(len(r.Rest)/len(ReservationID{}))))
-	for i := range ids {
-		ids[i] = r.reservation()
+	reserved := make([]copiedReservation, r.Uint(uint64(len(r.Rest)/len(ReservationID{}))))
+	for i := range reserved {
+		reserved[i] = r.reservation(a.now)
 	}
 	var holds []byte
-	if len(ids) > 0 {
+	if len(reserved) > 0 {
 		holds = r.bytes(math.MaxInt32)
 	}
 	loans := r.bytes(math.MaxInt32)
@@ -360,7 +308,7 @@ func (a *apply) key() error {
 	if err != nil {
 		return err
 	}
-	if err := a.holds(rec, stateID{rule.rule.Scope, k.Key}, ids, holds); err != nil {
+	if err := a.reservations(rec, reserved, holds); err != nil {
 		return err
 	}
 	if err := a.loans(rec, loans); err != nil {
@@ -369,7 +317,7 @@ func (a *apply) key() error {
 	if rec.lift(); banned > 0 {
 		rec.ban(rec.state.Latest(a.now).Mono + min(banned, int64(rule.rule.Ban)))
 	}
-	if o.hash = k.Hash; !o.none() || rec.has(owedFlag) {
+	if o.units > 0 || rec.has(owedFlag) {
 		a.sh.owe(a.to, stateID{rule.rule.Scope, k.Key}, o)
 	}
 	if !a.staged {
@@ -378,35 +326,31 @@ func (a *apply) key() error {
 	return nil
 }
 
-// holds replaces the holds of a record's reservations. ids has the reservations that are pending at the holder, in the
-// order of their charges. holds removes all others: they have ended at the holder, although their ttl may not have
-// ended here, because the copy counts it from the arrival of the chunk.
-func (a *apply) holds(r record, of stateID, ids []ReservationID, data []byte) error {
-	all := &a.to.extras.reservations
-	p := all.by[of]
-	if p == nil && len(ids) == 0 {
-		return nil
-	}
-	holds, rest, err := r.spec.rule.Limits.ReadHolds(a.sh.arena, r.state, a.now, len(ids), data)
+// copiedReservation is a reservation of a chunk, and its caller.
+type copiedReservation struct {
+	reservation
+	caller string
+}
+
+// reservations replaces the reservations of a record by a list, in the order of their charges. Reservations that are
+// not in the list have ended at the holder, although their ttl may not have ended here, because the copy counts it from
+// the arrival of the chunk. Beyond the bound of reservations the newest ones are dropped, and their units stay charged.
+func (a *apply) reservations(r record, list []copiedReservation, data []byte) error {
+	all, b := &a.to.extras.reservations, &a.sh.budget
+	holds, rest, err := r.spec.rule.Limits.ReadHolds(a.sh.arena, r.state, a.now, len(list), data)
 	if err != nil || len(rest) > 0 {
 		return ErrChunk
 	}
-	if p == nil {
+	if len(list) == 0 && all.count == 0 {
 		return nil
 	}
-	others := slices.Clone(p.list)
-	var list []reservation
-	for _, id := range ids {
-		at := slices.IndexFunc(others, func(e reservation) bool { return e.id == id })
-		if at < 0 { // reservation dropped it
-			holds = holds.Remove(len(list))
-			continue
-		}
-		list, others = append(list, others[at]), slices.Delete(others, at, at+1)
+	of := r.id()
+	all.forget(of, b)
+	for room := int64(a.sh.store.cfg.MaxReservations) - b.reservations.Load(); int64(len(list)) > max(room, 0); {
+		list, holds = list[:len(list)-1], holds.Remove(len(list)-1)
 	}
-	p.list, p.holds = append(list, others...), append(holds, make(algo.Holds, len(others))...)
-	for range others {
-		all.remove(p, len(p.list)-1, &a.sh.budget)
+	for i, e := range list {
+		all.put(of, r.hash(), e.reservation, e.caller, holds[i], b)
 	}
 	return nil
 }
@@ -478,7 +422,7 @@ func (sh *shard) owe(c *content, of stateID, o owing) {
 		return
 	}
 	r := sh.record(c.ref(slot))
-	if o.none() {
+	if o.units == 0 {
 		r.clear(owedFlag)
 		delete(c.extras.owed, of)
 		return
@@ -500,9 +444,18 @@ func (r *reader) identity() stateID {
 	return stateID{unsafe.String(unsafe.SliceData(scope), len(scope)), unsafe.String(unsafe.SliceData(key), len(key))}
 }
 
-func (r *reader) reservation() (id ReservationID) {
+func (r *reader) reservationID() (id ReservationID) {
 	copy(id[:], r.Take(uint64(len(id))))
 	return id
+}
+
+func (r *reader) reservation(now algo.Instant) (c copiedReservation) {
+	c.id, c.units, c.until = r.reservationID(), r.int(algo.MaxLimit), now.Mono+r.int(maxAge)
+	c.once, c.release, c.caller = r.bool(), r.bool(), string(r.bytes(maxCaller))
+	if c.id == (ReservationID{}) {
+		r.Fail()
+	}
+	return c
 }
 
 func (r *reader) bool() bool {

@@ -63,32 +63,21 @@ func TestNothingOwedIsSwept(t *testing.T) {
 	expect.Equal(t, copied.Stats().Keys, 0, "keys are left on the copy, on which nothing is owed")
 }
 
-// TestSweptStateIsLost: a reservation of a state that was dropped, because nothing was left in it, gives nothing back
-// of a later one; nor does it on the copy.
-func TestSweptStateIsLost(t *testing.T) {
-	for _, copied := range []bool{false, true} {
-		holder, copy, l := followed(t)
-		l.offset = 0
-		r := rule("p", window(10, minute))
-		decide(t, holder, r, "k", at(0), reserveFor(1, 3, minute))
-		l.sync(t, 0, false)
-		n, err := holder.Refund(holder.key("p", "k"), r, at(0), 3, "", "")
-		must.True(t, n == 3 && err == nil, "%v %v", n, err)
-		s := holder
-		must.Equal(t, holder.Sweep(at(0), 1), 1, "the record is not dropped")
-		if copied {
-			l.sync(t, 0, false)
-			s = copy
-			n := s.Stats().Keys
-			must.True(t, n == 0, "the copy keeps %d keys", n)
-			take(s, at(0))
-		}
-		decide(t, s, r, "k", at(0), cost(4))
-		if n, known, err := settle(s, s.key("p", "k"), r, at(0), reservationOf(1), 0); n != 0 || !known || err != nil {
-			t.Errorf("copied %v: %d of another charge were given back (%v, %v)", copied, n, known, err)
-		}
-		d := decide(t, s, r, "k", at(0), cost(0))
-		expect.True(t, d.Remaining == 6, "copied %v: %d are left of 10 after 4", copied, d.Remaining)
+// TestReservedStateIsKept: a record in which nothing is left is not swept while a reservation of it is pending, neither
+// at the holder nor on the copy.
+func TestReservedStateIsKept(t *testing.T) {
+	holder, copied, l := followed(t)
+	r := rule("p", window(10, time.Second))
+	decide(t, holder, r, "k", at(0), reserveFor(1, 3, minute))
+	l.sync(t, 0, false)
+	late := 10 * time.Second
+	dropped := holder.Sweep(at(late), 1) + copied.Sweep(l.there(late), 1)
+	expect.Equal(t, dropped, 0, "records are dropped")
+	take(copied, l.there(late))
+	for s, now := range map[*Store]algo.Instant{holder: at(late), copied: l.there(late)} {
+		out, err := s.Settle(s.key("p", "k"), r, now, Settlement{ID: reservationOf(1), Keep: 4})
+		expect.True(t, out.Known && out.Excess == 1 && err == nil, "%+v, %v", out, err)
+		expect.Equal(t, s.Sweep(algo.Instant{Mono: now.Mono + int64(minute)}, 1), 1, "records are dropped afterwards")
 	}
 }
 
@@ -253,22 +242,6 @@ func TestCallersAreCopied(t *testing.T) {
 			expect.True(t, got == caller, "record %d counts to %q, not to %q", i, got, caller)
 		})
 	}
-}
-
-// TestFollowerThatHadReservations: a reservation that the new backup has already is taken back there, too.
-func TestFollowerThatHadReservations(t *testing.T) {
-	holder, _, l := followed(t)
-	r := rule("p", log(100, minute))
-	decide(t, holder, r, "k", at(0), reserveFor(1, 3, minute))
-	l.sync(t, 0, false)
-	holder.Detach(0, ownership.Backup)
-	holder.AttachCurrent(0, ownership.Backup, true)
-	holder.Caught(0, ownership.Backup)
-	n, known, err := settle(holder, holder.key("p", "k"), r, at(time.Second), reservationOf(1), 0)
-	must.True(t, n == 3 && known && err == nil, "%v %v %v", n, known, err)
-	decide(t, holder, r, "k", at(2*time.Second), cost(3))
-	l.sync(t, 3*time.Second, false)
-	l.same(t, "a cancel and another charge", 3*time.Second)
 }
 
 // TestLossIsCopied: a copy knows, of new keys and of known ones, that what was counted before is lost.

@@ -25,7 +25,7 @@ import (
 // expire late at the copy, by the time for which the chunk was under way, and never early.
 
 // chunkVersion is the version of the format.
-const chunkVersion = 9
+const chunkVersion = 10
 
 // The kinds of items, and what follows.
 const (
@@ -39,22 +39,17 @@ const (
 	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, over, strict, persist, lease,
 	// reservation (16 bytes), time left, caller. The fields of answered (answers.go).
 	itemRequestID = 4
-	// itemReservation: hash, scope, key, id (16 bytes), units, time left, once, release, persist, caller. The fields of
-	// reservation. itemSettled: scope, key, id. The reservation has ended.
-	itemReservation = 5
-	itemSettled     = 6
 	// itemRule: scope, the caller to whose account the records are counted, limits, durability (a byte), strict,
 	// persist, ban. Later items name the rule by its index; the first rule of the chunk has index 0.
-	itemRule = 7
-	// itemKey: index of the rule, hash, key; units that are owed in advance and inherited (escrow.go); state; number of
-	// its reservations and their ids, and if there are any their holds (algo.Limits.AppendHolds); loans
-	// (algo.Loans.Append); the time that is left of its ban, 0 for none.
-	itemKey = 8
+	itemRule = 5
+	// itemKey: index of the rule, hash, key; units that are owed (escrow.go); state; number of
+	// its reservations, and id (16 bytes), units, time left, once, release and caller of each, the fields of
+	// reservation; if there are any, their holds (algo.Limits.AppendHolds); loans (algo.Loans.Append); the time that is
+	// left of its ban, 0 for none.
+	itemKey = 6
 	// itemGone: hash, number of records that the holder has under it, and scope and key of each. The copy must drop all
 	// other records of the hash.
-	itemGone = 9
-	// itemSpent: the states contain all units that earlier items said are owed in advance.
-	itemSpent = 10
+	itemGone = 7
 )
 
 // ErrChunk means that bytes are not a chunk.
@@ -132,7 +127,7 @@ func (d *drain) run() {
 	}
 }
 
-// changes writes what is pending, in the order that the copy needs: losses, events, the ids of requests that gave units
+// changes writes what is pending, in the order that the copy needs: losses, resets, the ids of requests that gave units
 // back, records, and the ids of all other requests.
 func (d *drain) changes() {
 	f, a, b := d.f, d.part.extras, &d.sh.budget
@@ -141,11 +136,13 @@ func (d *drain) changes() {
 		d.cold()
 		f.cold = false
 	}
-	for f.events.Len() > 0 {
+	for f.resets.Len() > 0 {
 		if d.full() {
 			return
 		}
-		d.event(f.popEvent(b))
+		e := f.popReset(b)
+		d.out = appendWord(append(d.out, itemReset), e.hash)
+		d.identity(e.of)
 	}
 	// A copy that has the id of a charge has the charge, and a copy that has a refund has its id. So if the holder is
 	// lost between two chunks, a repeated charge may be charged again, but is never answered without having been
@@ -166,9 +163,6 @@ func (d *drain) changes() {
 		}
 		f.contained = f.pass.version
 		f.startPass(a)
-	}
-	if d.slot == ownership.Backup && !d.part.open && len(d.part.role.advances.by) > 0 {
-		d.spent()
 	}
 }
 
@@ -216,30 +210,6 @@ func (d *drain) requestID(m *remembered) {
 	d.out = append(appendWord(d.out, m.lease), m.reservation[:]...)
 	d.out = appendUint(d.out, uint64(m.until-d.now.Mono))
 	d.out = varint.AppendText(d.out, m.of.account.label)
-}
-
-func (d *drain) event(e event) {
-	if e.id == (ReservationID{}) {
-		d.out = appendWord(append(d.out, itemReset), e.hash)
-		d.identity(e.of)
-		return
-	}
-	k := e.reservationKey
-	p, i, ok := d.part.extras.reservations.get(k, d.now.Mono)
-	if !ok && (i < 0 || !p.list[i].release) {
-		d.out = append(d.out, itemSettled)
-		d.identity(k.of)
-		d.out = append(d.out, k.id[:]...)
-		return
-	}
-	r := &p.list[i]
-	d.out = appendWord(append(d.out, itemReservation), p.hash)
-	d.identity(k.of)
-	d.out = append(d.out, k.id[:]...)
-	d.out = appendUint(d.out, uint64(r.units))
-	d.out = appendUint(d.out, uint64(max(r.until-d.now.Mono, 0)))
-	d.out = appendBool(appendBool(appendBool(d.out, r.once), r.release), r.persist)
-	d.out = varint.AppendText(d.out, r.caller.label)
 }
 
 // identity writes the scope and key of a state.
@@ -290,18 +260,17 @@ func (d *drain) key(t turn) {
 		index := d.rule(r) // which may write the rule
 		d.out = appendUint(append(d.out, itemKey), index)
 		d.out = varint.AppendText(appendWord(d.out, r.hash()), r.key)
-		var o owing
+		var owed int64
 		if r.has(owedFlag) {
-			o = d.part.extras.owed[stateID{r.spec.rule.Scope, string(r.key)}]
+			owed = d.part.extras.owed[stateID{r.spec.rule.Scope, string(r.key)}].units
 		}
 		if d.slot == ownership.Backup {
-			o.advanced += d.part.allow(r, d.now)
+			owed += d.part.allow(r, d.now)
 		}
-		d.out = appendUint(d.out, uint64(o.advanced))
-		d.out = appendUint(d.out, uint64(o.inherited))
+		d.out = appendUint(d.out, uint64(owed))
 		// Records of one hash share turns, so the mark may be that of another record.
 		d.state(r, t.mark, len(slots) == 1)
-		d.holds(r)
+		d.reservations(r)
 		d.loans(r)
 		d.out = appendUint(d.out, uint64(r.banLeft(d.now)))
 	}
@@ -320,20 +289,20 @@ func (d *drain) key(t turn) {
 	}
 }
 
-// holds writes the ids and holds of a record's reservations.
-func (d *drain) holds(r record) {
-	var p *pending
-	if all := &d.part.extras.reservations; all.count > 0 {
-		p = all.by[stateID{r.spec.rule.Scope, string(r.key)}]
-	}
+// reservations writes a record's reservations.
+func (d *drain) reservations(r record) {
+	p := d.part.reserved(r)
 	if p == nil {
 		d.out = append(d.out, 0)
 		return
 	}
 	d.out = appendUint(d.out, uint64(len(p.list)))
 	for i := range p.list {
-		p.list[i].told[d.slot] = true
-		d.out = append(d.out, p.list[i].id[:]...)
+		e := &p.list[i]
+		d.out = append(d.out, e.id[:]...)
+		d.out = appendUint(d.out, uint64(e.units))
+		d.out = appendUint(d.out, uint64(max(e.until-d.now.Mono, 0)))
+		d.out = varint.AppendText(appendBool(appendBool(d.out, e.once), e.release), e.caller.label)
 	}
 	d.sh.buffer = r.spec.rule.Limits.AppendHolds(d.sh.buffer[:0], d.sh.arena, r.state, d.now, p.holds)
 	d.out = varint.AppendText(d.out, d.sh.buffer)
@@ -346,12 +315,4 @@ func (d *drain) loans(r record) {
 		d.sh.buffer = l.Append(d.sh.buffer, d.now)
 	}
 	d.out = varint.AppendText(d.out, d.sh.buffer)
-}
-
-// spent ends all allowances, in the last chunk of a partition that is shut. With this chunk the copy has all states in
-// full.
-func (d *drain) spent() {
-	d.full()
-	d.out = append(d.out, itemSpent)
-	d.part.role.advances.free(&d.sh.budget)
 }

@@ -47,6 +47,14 @@ type coldness struct {
 	at algo.Instant
 }
 
+// later returns the later of two losses.
+func (c coldness) later(other coldness) coldness {
+	if other.is && (!c.is || other.at.Mono > c.at.Mono) {
+		return other
+	}
+	return c
+}
+
 // makeState makes a new key's state: fresh, or filled where what was counted before is lost and matters.
 func (sh *shard) makeState(part *partition, rule *Rule, state algo.State, now algo.Instant) error {
 	if lost := part.lostOf(rule, now); lost.is {
@@ -58,15 +66,13 @@ func (sh *shard) makeState(part *partition, rule *Rule, state algo.State, now al
 }
 
 // lostOf says since when what was counted before is lost and matters to keys of a rule.
-func (p *partition) lostOf(rule *Rule, now algo.Instant) coldness {
+func (p *partition) lostOf(rule *Rule, now algo.Instant) (lost coldness) {
 	a := p.extras
-	if a == nil || !rule.ColdClosed && !rule.Strict {
-		return coldness{}
+	if a != nil && rule.ColdClosed {
+		lost = a.cold
 	}
-	lost := a.cold
-	if !rule.ColdClosed || rule.Strict && a.coldStrict.is && (!lost.is || a.coldStrict.at.Mono > lost.at.Mono) {
-		lost = a.coldStrict
-		lost.is = lost.is && rule.Strict
+	if a != nil && rule.Strict {
+		lost = lost.later(a.coldStrict)
 	}
 	lost.is = lost.is && now.Mono-lost.at.Mono < int64(rule.Limits.Horizon())
 	return lost

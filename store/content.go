@@ -98,16 +98,12 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 		slot, found := sh.find(&part.table, o.hash, of.scope, of.key)
 		if found && sh.record(part.ref(slot)).spec.rule.Strict == strict {
 			r := sh.record(part.ref(slot))
-			part.lower(r.spec.rule.Limits, r.state, of, now)
+			part.lower(r, now)
 			// Charge asks for no room, and memory is not refused here: there is no error.
-			sh.forcedOn(r, func() { _ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.advanced+o.inherited) })
+			sh.forcedOn(r, func() { _ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.units) })
 			r.clear(owedFlag)
 			delete(part.extras.owed, of)
 			sh.note(part, r, 0)
-			continue
-		}
-		if !strict {
-			part.extras.owed[of] = owing{hash: o.hash, inherited: o.advanced + o.inherited}
 		}
 	}
 }

@@ -244,7 +244,6 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	if !found {
 		if call.Cost == 0 {
 			answer.Decision, err = sh.peekNew(p.part, p.rule, p.now, call, p.each)
-			answer.Pending = p.part.awaits(p.id(), p.now.Mono)
 			return true, err
 		}
 		if slot, err = sh.enter(p.part, &p.k, p.rule, p.now, call.Caller); err != nil {
@@ -274,7 +273,7 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	number := uint32(p.r.words[1] >> 32)
 	used := sh.setTaker(number)
 	if p.has(concernHolds) {
-		p.part.lower(limits, p.r.state, p.id(), p.now)
+		p.part.lower(p.r, p.now)
 	}
 	err := limits.DecideTo(sh.arena, p.r.state, p.now, &p.request, p.each, d)
 	sh.endTaker(number, used)
@@ -317,13 +316,10 @@ func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 	}
 }
 
-// peekNew answers a peek at a key without a record, from a state in scratch memory.
+// peekNew answers a peek at a key without a record, from a state that is not kept.
 func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Call,
 	each []algo.Decision) (algo.Decision, error) {
-	if sh.scratch == nil {
-		sh.scratch = make(algo.State, algo.MaxBlock)
-	}
-	state := sh.scratch[:rule.Limits.Words()]
+	state := make(algo.State, rule.Limits.Words())
 	if err := sh.makeState(part, rule, state, now); err != nil {
 		rule.Limits.Free(sh.arena, state)
 		return algo.Decision{}, errNoRoom

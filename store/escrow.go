@@ -16,8 +16,8 @@ import (
 //	allow       returns the allowance of a key for a message that Drain writes: two steps (chunkOf), or 0 if the key
 //	            is not in use
 //	told        notes in covers how many of the key's units that message covers
-//	giveBack    makes a key pending that was not charged for quietAfter, so that its next message allows 0. Drain and
-//	            the sweep call it
+//	giveBack    makes a key pending that was not charged for quietAfter, or whose partition is shut, so that its next
+//	            message allows 0. Drain and the sweep call it
 //	endAdvance  ends the allowance of a record that is gone
 //
 // The backup may have any of several messages as its last one: the last that it has confirmed, and each that was sent
@@ -37,12 +37,9 @@ const advanceBytes = 192
 
 // owing has the units that holders may have charged beyond a copy's state.
 type owing struct {
-	hash      uint64 // of the state
-	advanced  int64  // by the holder that the copy follows
-	inherited int64  // by an earlier holder, and not charged yet
+	hash  uint64 // of the state
+	units int64
 }
-
-func (o *owing) none() bool { return o.advanced == 0 && o.inherited == 0 }
 
 // advance has how many units of one key were charged, and how many of them the messages to the backup cover.
 type advance struct {
@@ -162,18 +159,19 @@ func (part *partition) allow(r record, now algo.Instant) int64 {
 	return allowed
 }
 
-// giveBack makes the keys pending that were not charged for quietAfter, so that their next message allows 0. It drops
-// the advances whose last confirmed message allows nothing more.
+// giveBack makes the keys pending that were not charged for quietAfter, and all keys of a partition that is shut, so
+// that their next message allows 0. It drops the advances whose last confirmed message allows nothing more.
 func (sh *shard) giveBack(part *partition, now algo.Instant) {
 	f := part.backup()
-	if f == nil || len(part.role.advances.by) == 0 || now.Mono-part.role.advances.looked < int64(quietAfter)/4 {
+	if f == nil || len(part.role.advances.by) == 0 ||
+		part.open && now.Mono-part.role.advances.looked < int64(quietAfter)/4 {
 		return
 	}
 	all := &part.role.advances
 	all.looked = now.Mono
 	var quiet []stateID // only these are sorted, because to sort all keys takes longer than to charge them
 	for of, a := range all.by {
-		if now.Mono-a.last >= int64(quietAfter) {
+		if !part.open || now.Mono-a.last >= int64(quietAfter) {
 			quiet = append(quiet, of)
 		}
 	}

@@ -244,10 +244,10 @@ func TestAllowanceBesideWhatIsOwed(t *testing.T) {
 	of := stateID{"p", "k"}
 	change(t, holder, r, "k", func(part *partition, rec record) {
 		rec.set(owedFlag)
-		part.extras.owed = map[stateID]owing{of: {hash: rec.hash(), advanced: 5, inherited: 7}} // as after a merge
+		part.extras.owed = map[stateID]owing{of: {hash: rec.hash(), units: 12}} // as after a merge
 	})
 	l.sync(t, 0, false)
-	expect.Equal(t, left(t, copied, r, 0, l), 100-1-10-5-7, "are left of 100")
+	expect.Equal(t, left(t, copied, r, 0, l), 100-1-10-12, "are left of 100")
 }
 
 // TestOwedIsChargedBesideReservations: a cancel takes nothing of what was charged because it may have been admitted,

@@ -11,7 +11,7 @@ import (
 // This file tracks what the followers of a partition have not been sent yet. The path of one change:
 //
 //	note     counts the change of a record as a version of the partition, and makes it pending for each follower that
-//	         must be told of it. Other note functions do so for reservations, answers, resets and losses
+//	         must be told of it. Other note functions do so for answers, resets and losses
 //	Changed  returns the partitions that have pending changes
 //	Drain    takes pending changes as a chunk (chunk.go)
 //	Confirm  notes up to which version the follower has everything. Answers wait for that (wait in gate.go)
@@ -55,16 +55,16 @@ type follower struct {
 	confirmed uint64 // the follower has everything up to this version
 	answers   uint64 // all answers with a turn before this one were sent, except refunds
 	refunds   uint64 // all refunds with a turn before this one were sent
-	events    fifo.Queue[event]
+	resets    fifo.Queue[reset]
 }
 
-// event says that a reservation was made, changed or ended. If it has no id, its state was reset.
-type event struct {
-	reservationKey
+// reset says that a state was reset.
+type reset struct {
+	of   stateID
 	hash uint64
 }
 
-const eventBytes = 64
+const resetBytes = 64
 
 // turn is the place of a pending record in the queue of keys.
 type turn struct{ hash, mark uint64 }
@@ -90,14 +90,9 @@ func (f *follower) pop(b *shardBudget) turn {
 	return t
 }
 
-func (f *follower) pushEvent(e event, b *shardBudget) {
-	f.events.Push(e)
-	b.count(eventBytes + e.of.size())
-}
-
-func (f *follower) popEvent(b *shardBudget) event {
-	e := f.events.Pop()
-	b.Give(eventBytes + e.of.size())
+func (f *follower) popReset(b *shardBudget) reset {
+	e := f.resets.Pop()
+	b.Give(resetBytes + e.of.size())
 	return e
 }
 
@@ -122,7 +117,7 @@ func (p *partition) tells(rule *Rule) bool {
 
 // left returns the number of pending items.
 func (f *follower) left(a *extras) int {
-	n := f.keys.Len() + f.events.Len()
+	n := f.keys.Len() + f.resets.Len()
 	if a.answers.pending(min(f.answers, f.refunds)) {
 		n++
 	}
@@ -184,17 +179,11 @@ func (a *extras) bump() {
 	}
 }
 
-// noteEvent makes an event pending.
-func (p *partition) noteEvent(e event, b *shardBudget) {
-	p.eachFollower(func(f *follower) { f.pushEvent(e, b) })
-}
-
-// noteReservation makes a change of a reservation pending. The disk is told of reservations that persist only.
-func (p *partition) noteReservation(k reservationKey, persist bool, b *shardBudget) {
+// noteReset makes a reset pending.
+func (p *partition) noteReset(e reset, b *shardBudget) {
 	p.eachFollower(func(f *follower) {
-		if persist || !f.disk {
-			f.pushEvent(event{reservationKey: k}, b)
-		}
+		f.resets.Push(e)
+		b.count(resetBytes + e.of.size())
 	})
 }
 
@@ -224,19 +213,8 @@ func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 		f := sh.attach(part, p, slot, all)
 		f.cold = true
 		f.answers, f.refunds, f.pass.answers = 0, 0, 0
-		part.tellReservations(slot, false)
-		sh.noteContent(part, slot, f)
+		sh.noteAll(part, slot, f.knows)
 	})
-}
-
-// noteContent makes all reservations and all whole records pending for one follower.
-func (sh *shard) noteContent(part *partition, slot ownership.Slot, f *follower) {
-	part.extras.reservations.each(func(k reservationKey, persist bool) {
-		if persist || !f.disk {
-			f.pushEvent(event{reservationKey: k}, &sh.budget)
-		}
-	})
-	sh.noteAll(part, slot, func(r record) bool { return f.knows(r.spec.rule) })
 }
 
 // AttachCurrent adds a follower that has exactly the partition's content already.
@@ -244,17 +222,7 @@ func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.confirmed = f.contained
-		part.tellReservations(slot, true)
 	})
-}
-
-// tellReservations notes whether a follower has the states that contain the reservations' units.
-func (p *partition) tellReservations(slot ownership.Slot, told bool) {
-	for _, reserved := range p.extras.reservations.by {
-		for i := range reserved.list {
-			reserved.list[i].told[slot] = told
-		}
-	}
 }
 
 // attach adds a follower for which nothing is pending.
@@ -274,14 +242,14 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 	return f
 }
 
-// noteAll makes each record that is wanted pending as a whole for one follower.
-func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(record) bool) {
+// noteAll makes each record under a wanted rule pending as a whole for one follower.
+func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(*Rule) bool) {
 	f, t := part.role.followers[slot], &part.table
 	before := f.keys.Cap()
 	f.keys.Grow(t.count) // at once, so that push need not copy the queue again and again
 	sh.budget.count((f.keys.Cap() - before) * turnBytes)
 	sh.eachRecord(t, func(r record) {
-		if !wanted(r) {
+		if !wanted(r.spec.rule) {
 			return
 		}
 		r.set(wholeFlag << slot)
@@ -300,7 +268,7 @@ func (s *Store) Widen(p int, slot ownership.Slot) {
 		if f := part.follower(slot); f != nil && !f.all {
 			f.all = true
 			part.updateFollowed()
-			sh.noteAll(part, slot, func(r record) bool { return r.spec.rule.Durability == None })
+			sh.noteAll(part, slot, func(rule *Rule) bool { return rule.Durability == None })
 		}
 	})
 }
@@ -335,8 +303,8 @@ func (sh *shard) detach(part *partition, slot ownership.Slot) {
 		}
 	}
 	sh.budget.Give(f.keys.Cap() * turnBytes)
-	for f.events.Len() > 0 {
-		f.popEvent(&sh.budget)
+	for f.resets.Len() > 0 {
+		f.popReset(&sh.budget)
 	}
 	part.role.followers[slot] = nil
 	part.setPending(slot, 0)

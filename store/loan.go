@@ -100,7 +100,7 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 	limits, before := r.spec.rule.Limits, l.Len()
 	for {
 		mark := part.markOf(r)
-		part.lower(limits, r.state, l.of, now)
+		part.lower(r, now)
 		var n int64
 		var ok bool
 		sh.forcedOn(r, func() { n, ok, _ = limits.Expire(sh.arena, r.state, now, &l.Loans) })
@@ -288,7 +288,7 @@ func (sh *shard) tellBorrower(r record, l *lent, now algo.Instant, a *Lent) {
 // report charges what a borrower reports of a loan. If last is set, the loan ends.
 func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b *Borrow, last bool, a *Lent) {
 	limits, mark := r.spec.rule.Limits, part.markOf(r)
-	part.lower(limits, r.state, l.of, now)
+	part.lower(r, now)
 	sh.forcedOn(r, func() {
 		a.Loan, a.Charged, _ = limits.Report(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known, !last)
 	})

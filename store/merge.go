@@ -1,6 +1,8 @@
 package store
 
 import (
+	"slices"
+
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 )
@@ -29,7 +31,7 @@ func (s *Store) Merge(p int, now algo.Instant) (err error) {
 		part.noteCold()
 		for slot, f := range part.role.followers {
 			if f != nil {
-				sh.noteContent(part, ownership.Slot(slot), f)
+				sh.noteAll(part, ownership.Slot(slot), f.knows)
 			}
 		}
 	})
@@ -53,20 +55,17 @@ func (m *merge) run() {
 			m.err = ErrFull
 		}
 	})
-	m.uniteReservations()
 	m.uniteAnswers()
 	m.uniteLent()
 	m.owe()
-	if other := m.add.extras.coldStrict; other.is &&
-		(!m.base.extras.coldStrict.is || other.at.Mono > m.base.extras.coldStrict.at.Mono) {
-		m.base.extras.coldStrict = other // what a lost holder admitted is known to neither side, or to one of them
-	}
+	// What a lost holder admitted is known to neither side, or to one of them.
+	m.base.extras.coldStrict = m.base.extras.coldStrict.later(m.add.extras.coldStrict)
 }
 
 // key joins a record of add with the base's record of the same key.
 func (m *merge) key(r record) error {
 	idle := m.sh.idle(r, m.now) // which takes what has expired off r's own share
-	if idle && !r.has(owedFlag|lentFlag) && r.banLeft(m.now) == 0 {
+	if idle && !r.has(owedFlag|lentFlag) && r.banLeft(m.now) == 0 && m.add.reserved(r) == nil {
 		return nil
 	}
 	rule, k := r.spec.rule, Key{Hash: r.hash(), Key: string(r.key)}
@@ -77,7 +76,7 @@ func (m *merge) key(r record) error {
 			return err
 		}
 	}
-	m.moveReservations(r.id(), found)
+	m.moveReservations(r.id(), found || idle)
 	if !idle {
 		if err := m.join(m.sh.record(m.base.ref(slot)), r); err != nil {
 			return err
@@ -111,8 +110,8 @@ func (m *merge) uniteAnswers() {
 	base.unite(add, m.now.Mono, m.sh.store.answerBounds(), &m.sh.budget)
 }
 
-// moveReservations unites the reservations of a key. Those of a key that the base did not know keep where their units
-// are.
+// moveReservations unites the reservations of a key. If the base did not know the key, and something is in use, they
+// keep where their units are.
 func (m *merge) moveReservations(of stateID, joined bool) {
 	base, add := &m.base.extras.reservations, &m.add.extras.reservations
 	own, other := base.by[of], add.by[of]
@@ -122,34 +121,20 @@ func (m *merge) moveReservations(of stateID, joined bool) {
 	if other == nil {
 		return
 	}
-	m.putReservations(other)
-	if own == nil && !joined {
-		base.by[of].holds = other.holds
-		other.holds = make(algo.Holds, len(other.list))
+	if joined {
+		other.holds.Lose()
 	}
-}
-
-// uniteReservations adds the reservations of keys in which nothing is left, too.
-func (m *merge) uniteReservations() {
-	for _, p := range m.add.extras.reservations.by {
-		m.putReservations(p)
-	}
-}
-
-// putReservations adds reservations that the base does not know, with nothing that they can give back.
-func (m *merge) putReservations(p *pending) {
-	base := &m.base.extras.reservations
-	for _, e := range p.list {
-		if _, i, _ := base.get(reservationKey{p.of, e.id}, 0); i < 0 {
-			base.put(p.of, p.hash, e, e.caller.label, algo.Hold{}, &m.sh.budget)
+	for i, e := range other.list {
+		if own == nil || !slices.ContainsFunc(own.list, func(x reservation) bool { return x.id == e.id }) {
+			base.put(of, other.hash, e, e.caller.label, other.holds[i], &m.sh.budget)
 		}
 	}
+	other.holds = make(algo.Holds, len(other.list))
 }
 
 // owe keeps the larger of what is owed on a key.
 func (m *merge) owe() {
 	for of, o := range m.add.extras.owed {
-		was := m.base.extras.owed[of]
-		m.sh.owe(m.base, of, owing{o.hash, max(was.advanced, o.advanced), max(was.inherited, o.inherited)})
+		m.sh.owe(m.base, of, owing{o.hash, max(m.base.extras.owed[of].units, o.units)})
 	}
 }

@@ -608,11 +608,11 @@ func TestMergeOfWhatIsOwed(t *testing.T) {
 		s.admit(0, r, "k")
 		s.fork(0, 1)
 		var owed int64
-		for i, o := range []owing{{advanced: 1, inherited: 10}, {advanced: 2, inherited: 20}} {
+		for i, o := range []owing{{units: 11}, {units: 22}} {
 			if i+1 == without {
 				continue
 			}
-			owed = max(owed, o.advanced+o.inherited)
+			owed = max(owed, o.units)
 			change(t, s.parties[i].store, r, "k", func(part *partition, rec record) {
 				o.hash = rec.hash()
 				rec.set(owedFlag)

@@ -18,13 +18,14 @@ import (
 //	Settle                ends it and its extensions by commit or cancel (settle.go)
 //	expireReservationsOf  ends it after its ttl. Its units stay charged, or are given back if it has release
 //
-// A reservation whose hold was lost (lose) gives nothing back.
+// A reservation whose hold was lost (lose) gives nothing back. A record with reservations is not dropped, but by a
+// reset, and they are sent to the followers with it.
 //
 // Bounds: MaxReservations of the whole store, whose last eighth is for callers with less than a fair part (share.go),
 // and MaxKeyReservations of a key.
 //
 // Other files must keep: lower is called before each operation that may charge a state, and lose when a state is
-// dropped, filled, converted or merged.
+// filled, converted or merged.
 
 // ReservationID identifies a reservation of a state. Its first extensionAt bytes are random, because a caller that can
 // guess them can end the reservation. The other bytes are the number of the extension, which is 0 in the id that
@@ -47,12 +48,6 @@ func (id ReservationID) extension() uint32 { return binary.BigEndian.Uint32(id[e
 // reservationBytes is how many bytes a pending reservation is counted as, besides the texts of its state.
 const reservationBytes = 256
 
-// reservationKey is a reservation's id and its state.
-type reservationKey struct {
-	of stateID
-	id ReservationID
-}
-
 // reservation is a charge of which units may still be given back.
 type reservation struct {
 	id    ReservationID
@@ -61,9 +56,7 @@ type reservation struct {
 	once  bool  // the answer to its commit or cancel is not remembered
 	// release says that the holder gives the units back at the end of the ttl. Otherwise they stay charged.
 	release bool
-	persist bool        // its rule has Persist
-	caller  *account    // of the caller that made it
-	told    [slots]bool // the follower in the slot was sent the state after the charge
+	caller  *account // of the caller that made it
 }
 
 // reservations has the pending reservations of one partition. The zero value is empty and ready for use.
@@ -82,79 +75,60 @@ type pending struct {
 	holds algo.Holds // one for each reservation of the list
 }
 
-// get returns the reservations of a state, and the index of the reservation with the id, or -1. ok reports whether its
-// ttl has not ended at now.
-func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok bool) {
-	if p = r.by[k.of]; p == nil {
-		return nil, -1, false
-	}
-	i = slices.IndexFunc(p.list, func(e reservation) bool { return e.id == k.id })
-	return p, i, i >= 0 && now < p.list[i].until
-}
-
 // charges returns the indices of a reservation and its extensions, in the order in which they were charged. It returns
 // none if the reservation is not pending, or if the id is that of an extension.
-func (r *reservations) charges(k reservationKey, now int64) (p *pending, charges []int) {
-	p, _, ok := r.get(k, now)
-	if !ok || k.id.extension() != 0 {
-		return p, nil
+func (r *reservations) charges(of stateID, id ReservationID, now int64) (p *pending, charges []int) {
+	if p = r.by[of]; p == nil {
+		return nil, nil
 	}
 	for i := range p.list {
-		if p.list[i].id.Whole() == k.id && now < p.list[i].until {
+		if p.list[i].id.Whole() == id && now < p.list[i].until {
 			charges = append(charges, i)
 		}
 	}
 	return p, charges
 }
 
-// of returns the reservations of a state, and makes them if there are none. It keeps a copy of the key's text.
-func (r *reservations) of(of stateID, hash uint64) *pending {
-	if p := r.by[of]; p != nil {
-		return p
-	}
-	if r.by == nil {
-		r.by = make(map[stateID]*pending)
-	}
-	of.key = strings.Clone(of.key)
-	p := &pending{of: of, hash: hash}
-	r.by[of] = p
-	return p
-}
-
-// put adds the newest reservation of a state. It does not check the bounds, which beforeReservation has done.
-func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold,
-	b *shardBudget) *pending {
-	if p, i, _ := r.get(reservationKey{of, e.id}, 0); i >= 0 {
-		r.remove(p, i, b)
-	}
+// put adds the newest reservation of a state. It does not check the bounds, which beforeReservation has done. It keeps a
+// copy of the key's text.
+func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold, b *shardBudget) {
 	if r.count == 0 || e.until < r.first {
 		r.first = e.until
 	}
-	p := r.of(of, hash)
+	p := r.by[of]
+	if p == nil {
+		if r.by == nil {
+			r.by = make(map[stateID]*pending)
+		}
+		of.key = strings.Clone(of.key)
+		p = &pending{of: of, hash: hash}
+		r.by[of] = p
+	}
 	p.list, p.holds = append(p.list, e), append(p.holds, hold)
 	r.count++
 	p.list[len(p.list)-1].caller = b.takeReservation(caller, reservationBytes+of.size())
-	return p
 }
 
-// lower lowers the holds of a state before an operation that may charge it, see algo.Limits.Lower.
-func (c *content) lower(limits algo.Limits, state algo.State, of stateID, now algo.Instant) {
-	if c.extras == nil || c.extras.reservations.count == 0 {
-		return
-	}
-	if p := c.extras.reservations.by[of]; p != nil {
-		limits.Lower(state, now, p.holds)
+// lower lowers the holds of a record before an operation that may charge it, see algo.Limits.Lower.
+func (c *content) lower(r record, now algo.Instant) {
+	if p := c.reserved(r); p != nil {
+		r.spec.rule.Limits.Lower(r.state, now, p.holds)
 	}
 }
 
-// lose has the reservations of a record give nothing back, because its state is dropped, filled, converted or merged.
+// lose has the reservations of a record give nothing back, because its state is filled, converted or merged.
 func (c *content) lose(r record) {
-	if c.extras == nil || c.extras.reservations.count == 0 {
-		return
-	}
-	if p := c.extras.reservations.by[r.id()]; p != nil {
+	if p := c.reserved(r); p != nil {
 		p.holds.Lose()
 	}
+}
+
+// reserved returns the reservations of a record; nil if it has none.
+func (c *content) reserved(r record) *pending {
+	if c.extras == nil || c.extras.reservations.count == 0 {
+		return nil
+	}
+	return c.extras.reservations.by[stateID{r.spec.rule.Scope, string(r.key)}]
 }
 
 // remove drops the i-th reservation of a state. Its units stay charged.
@@ -209,7 +183,6 @@ func (sh *shard) expireReservationsOf(part *partition, p *pending, now algo.Inst
 		case e.release:
 			sh.releaseExpired(part, p, i, now)
 			all.remove(p, i, &sh.budget)
-			part.noteReservation(reservationKey{p.of, e.id}, e.persist, &sh.budget)
 		default:
 			all.remove(p, i, &sh.budget)
 		}
@@ -217,41 +190,24 @@ func (sh *shard) expireReservationsOf(part *partition, p *pending, now algo.Inst
 	return next
 }
 
-// releaseExpired gives back the units of the i-th reservation of a state.
+// releaseExpired gives back the units of the i-th reservation of a state, and tells the followers that it has ended.
 func (sh *shard) releaseExpired(part *partition, p *pending, i int, now algo.Instant) {
 	slot, ok := sh.find(&part.table, p.hash, p.of.scope, p.of.key)
 	if !ok {
 		return
 	}
-	r, e := sh.record(part.ref(slot)), &p.list[i]
+	r := sh.record(part.ref(slot))
 	mark := part.markOf(r)
-	var n int64
 	sh.counted(r, func() {
-		n = r.spec.rule.Limits.GiveBack(sh.arena, r.state, now, p.holds, i, e.units, part.toldOf(r, e))
+		r.spec.rule.Limits.GiveBack(sh.arena, r.state, now, p.holds, i, p.list[i].units)
 	})
-	if n > 0 {
-		sh.note(part, r, mark)
-	}
+	sh.note(part, r, mark)
 }
 
-// forget drops the reservations of one state and reports whether there were any.
-func (r *reservations) forget(of stateID, b *shardBudget) bool {
-	p := r.by[of]
-	if p == nil {
-		return false
-	}
-	for len(p.list) > 0 {
+// forget drops the reservations of one state.
+func (r *reservations) forget(of stateID, b *shardBudget) {
+	for p := r.by[of]; p != nil && len(p.list) > 0; {
 		r.remove(p, len(p.list)-1, b)
-	}
-	return true
-}
-
-// each calls do for every reservation.
-func (r *reservations) each(do func(k reservationKey, persist bool)) {
-	for of, p := range ordered(r.by) {
-		for i := range p.list {
-			do(reservationKey{of, p.list[i].id}, p.list[i].persist)
-		}
 	}
 }
 
@@ -310,13 +266,14 @@ func (p *partition) awaits(of stateID, now int64) bool {
 // afterReservation makes a reservation of what was charged.
 func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
 	d := &answer.Decision
-	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce, persist: p.rule.Persist}
+	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce}
 	e.release = p.rule.ReleaseExpired && !call.ReserveOnce
 	e.until = p.now.Mono + int64(max(call.ReserveFor, 0))
+	var hold algo.Hold
 	// A charge with Always beyond the limits may have charged each limit another number of units.
-	exact := d.Allowed || !call.Always || len(p.rule.Limits) == 1
-	hold := p.rule.Limits.NewHold(p.r.state, exact)
-	reserved := p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, call.Caller, hold, &sh.budget)
-	p.part.noteReservation(reservationKey{reserved.of, e.id}, p.rule.Persist, &sh.budget)
+	if d.Allowed || !call.Always || len(p.rule.Limits) == 1 {
+		hold = p.rule.Limits.NewHold(p.r.state)
+	}
+	p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, call.Caller, hold, &sh.budget)
 	answer.Reservation = call.Reservation
 }

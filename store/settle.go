@@ -15,8 +15,8 @@ import (
 //  2. If Keep is above the sum of their units, chargeExcess charges the difference. This comes first, because the
 //     charge may fail and the end cannot.
 //  3. It gives back the units above Keep, those of the newest extension first.
-//  4. It drops the reservations, tells the followers, and remembers the answer under the reservation's id, unless the
-//     reservation is of an atomic check (once).
+//  4. It drops the reservations and remembers the answer under the reservation's id, unless the reservation is of an
+//     atomic check (once).
 //
 // extend is called by before (decide.go) in place of a decision. It has decide charge the added units as a reservation
 // with the next number, and then sets the ttl of all.
@@ -27,8 +27,8 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 	if part.extras == nil {
 		return ErrNotPending
 	}
-	all, key := &part.extras.reservations, reservationKey{p.id(), call.Reservation}
-	reserved, charges := all.charges(key, now.Mono)
+	all := &part.extras.reservations
+	reserved, charges := all.charges(p.id(), call.Reservation, now.Mono)
 	if len(charges) == 0 {
 		return ErrNotPending
 	}
@@ -57,13 +57,16 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 		answer.Allowed, answer.RetryAfter = true, 0
 	}
 	if answer.Allowed {
-		reserved, charges = all.charges(key, now.Mono)
-		for _, i := range charges {
-			if reserved.list[i].until != until {
+		err := sh.existing(part, p.k, p.rule, now, func(record) bool {
+			reserved, charges = all.charges(p.id(), call.Reservation, now.Mono)
+			for _, i := range charges {
 				reserved.list[i].until = until
-				all.first = min(all.first, until)
-				part.noteReservation(reservationKey{reserved.of, reserved.list[i].id}, p.rule.Persist, &sh.budget)
 			}
+			all.first = min(all.first, until)
+			return true
+		})
+		if err != nil {
+			return err
 		}
 		answer.Reservation = call.Reservation
 		if p.rule.Durability >= Escrow {
@@ -120,7 +123,7 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant,
 	of := stateID{rule.Scope, k.Key}
 	sh.expireReservationsOn(part, &k, rule, now)
 	all := &part.extras.reservations
-	reserved, charges := all.charges(reservationKey{of, how.ID}, now.Mono)
+	reserved, charges := all.charges(of, how.ID, now.Mono)
 	if len(charges) == 0 {
 		return sh.settledBefore(part, k, rule, now, how), nil
 	}
@@ -144,18 +147,15 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant,
 		for _, i := range slices.Backward(charges) {
 			n := min(left, reserved.list[i].units)
 			left -= n
-			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, reserved.holds, i, n,
-				part.toldOf(r, &reserved.list[i]))
+			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, reserved.holds, i, n)
 		}
-		return out.Returned > 0
+		return true
 	})
 	if err != nil {
 		return out, err
 	}
 	for _, i := range slices.Backward(charges) {
-		id := reserved.list[i].id
 		all.remove(reserved, i, &sh.budget)
-		part.noteReservation(reservationKey{reserved.of, id}, rule.Persist, &sh.budget)
 	}
 	if !once {
 		sh.rememberAnswer(part, of, answerSettled, string(how.ID[:]), caller, rule, now,
@@ -200,17 +200,4 @@ func (sh *shard) chargeExcess(part *partition, k Key, rule *Rule, now algo.Insta
 		out.Degraded, out.Until = answer.Degraded, answer.Until
 	}
 	return err
-}
-
-// toldOf reports whether a follower was sent a record with a reservation's units in it.
-func (p *partition) toldOf(r record, e *reservation) bool {
-	if p.role == nil {
-		return false
-	}
-	for slot, f := range p.role.followers {
-		if f != nil && e.told[slot] && f.knows(r.spec.rule) {
-			return true
-		}
-	}
-	return false
 }

@@ -73,11 +73,10 @@ type shard struct {
 	specOf map[specKey][]uint32
 	free   []uint32 // unused specs
 
-	scratch algo.State // for peeks at keys without a state
-	buffer  []byte     // of Drain: one state
-	chunk   []byte     // of Drain: what it has written
+	buffer []byte // of Drain: one state
+	chunk  []byte // of Drain: what it has written
 
-	_ [56]byte // to whole cache lines, so that neighbours' callers do not wait for each other
+	_ [16]byte // to whole cache lines, so that neighbours' callers do not wait for each other
 }
 
 // shardBudget is the store's budget as one shard uses it.
@@ -305,13 +304,13 @@ func (sh *shard) ofHash(t *table, hash uint64, slots []uint32) []uint32 {
 	return slots
 }
 
-// dropState drops the record of a state and reports whether there was one.
-func (sh *shard) dropState(t *table, hash uint64, of stateID) bool {
-	slot, ok := sh.find(t, hash, of.scope, of.key)
-	if ok {
-		sh.drop(t, slot)
-	}
-	return ok
+// dropWhole drops the record at a slot of a copy with its loans, its reservations and what is owed on it.
+func (sh *shard) dropWhole(c *content, slot uint32) {
+	of := sh.record(c.ref(slot)).id()
+	delete(c.extras.owed, of)
+	c.extras.reservations.forget(of, &sh.budget)
+	c.dropLent(of, &sh.budget)
+	sh.drop(&c.table, slot)
 }
 
 // insert makes a fresh record, counted to the caller, and returns its slot. own says that it is a new key's and not a

@@ -332,9 +332,9 @@ func (sh *shard) idle(r record, now algo.Instant) (is bool) {
 	return is
 }
 
-// dispensable reports whether a record can be dropped without changing a decision.
-func (sh *shard) dispensable(r record, now algo.Instant) bool {
-	return !r.has(owedFlag|lentFlag) && r.banLeft(now) <= 0 && sh.idle(r, now)
+// dispensable reports whether a record of a content can be dropped without changing a decision.
+func (sh *shard) dispensable(c *content, r record, now algo.Instant) bool {
+	return !r.has(owedFlag|lentFlag) && c.reserved(r) == nil && r.banLeft(now) <= 0 && sh.idle(r, now)
 }
 
 // SetShares sets how many shares there can be at a time, with all inline shares as one. If it is 1, shares have no

@@ -547,15 +547,6 @@ func TestNoRoomIsFull(t *testing.T) {
 			t.Errorf("%s: %v, %d calls counted", what, err, s.Stats().Full-full)
 		}
 	}
-
-	s = New(Config{})
-	r := rule("p", log(5, minute))
-	r.MaxKeys = 1
-	decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: id, ReserveFor: time.Hour})
-	s.Sweep(at(2*minute), 1)
-	decide(t, s, r, "other", at(2*minute), cost(1))
-	out, err := s.Settle(s.key("p", "k"), r, at(2*minute), Settlement{ID: id, Keep: 2})
-	expect.ErrorIs(t, err, ErrShareFull, "a commit of a key that is gone: %+v", out)
 }
 
 // TestReservationsLeaveRoomForKeys: what the reservations of one caller take is counted to it, so that there is room

@@ -463,11 +463,10 @@ func (s *Store) DropIdle(p int, now algo.Instant) {
 	sh, part := s.at(p)
 	sh.locked(func() {
 		for slot := uint32(0); slot < uint32(len(part.index)); {
-			if part.index[slot] == 0 || !sh.dispensable(sh.record(part.ref(slot)), now) {
+			if part.index[slot] == 0 || !sh.dispensable(&part.content, sh.record(part.ref(slot)), now) {
 				slot++
 				continue
 			}
-			part.lose(sh.record(part.ref(slot)))
 			sh.drop(&part.table, slot) // another record may take its place
 		}
 		part.shrink(&sh.budget)
@@ -500,13 +499,12 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 				if part.open && r.has(lentFlag) {
 					sh.expireLoans(part, r, now)
 				}
-				if !sh.dispensable(r, now) {
+				if !sh.dispensable(&part.content, r, now) {
 					return false
 				}
 				if part.role != nil && len(part.role.advances.by) > 0 {
 					sh.endAdvance(part, r.hash(), r.id())
 				}
-				part.lose(r)
 				sh.drop(&part.table, slot)
 				dropped++
 				return true

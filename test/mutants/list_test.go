@@ -129,8 +129,8 @@ var mutants = []mutant{
 	},
 	{
 		"store: an escrow is dated at its grant", "store/content.go",
-		[]edit{{"r.state, now, o.advanced",
-			"r.state, algo.Instant{Mono: now.Mono - int64(r.spec.rule.Limits[0].Window), Wall: now.Wall}, o.advanced"}},
+		[]edit{{"r.state, now, o.units",
+			"r.state, algo.Instant{Mono: now.Mono - int64(r.spec.rule.Limits[0].Window), Wall: now.Wall}, o.units"}},
 		scenario + "escrow_dated", "admitted beyond the limit",
 	},
 	{
@@ -641,8 +641,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a copy knows of no reservations", "store/apply.go",
-		[]edit{{"		side.reservations.put(of, hash, e, caller, algo.Hold{}, b)",
-			"		_, _, _ = of, hash, caller"}},
+		[]edit{{"		all.put(of, r.hash(), e.reservation, e.caller, holds[i], b)\n", "		_, _, _ = of, i, e\n"}},
 		seeds + "moving", "a reservation forgotten",
 	},
 	{
@@ -652,7 +651,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a copy keeps a reservation that is over for the holder", "store/apply.go",
-		[]edit{{"	for range others {\n		all.remove(p, len(p.list)-1, &a.sh.budget)\n	}\n", ""}},
+		[]edit{{"	all.forget(of, b)\n", ""}},
 		"./store -run TestReservationEndsWithHolders", "cancelled after its end",
 	},
 	{
@@ -662,17 +661,17 @@ var mutants = []mutant{
 	},
 	{
 		"store: a bucket's low is not lowered before a charge", "store/reservation.go",
-		[]edit{{"		limits.Lower(state, now, p.holds)\n", "		_ = p\n"}},
+		[]edit{{"		r.spec.rule.Limits.Lower(r.state, now, p.holds)\n", "		_ = p\n"}},
 		"./store -run TestUndoAcrossStores", ", want [{",
 	},
 	{
 		"store: a commit gives back all", "store/settle.go",
-		[]edit{{"reserved.holds, i, n,", "reserved.holds, i, reserved.list[i].units,"}},
+		[]edit{{"reserved.holds, i, n)", "reserved.holds, i, reserved.list[i].units)"}},
 		seeds + "fair", "admitted beyond the limit",
 	},
 	{
 		"store: a cancel leaves a unit behind", "store/settle.go",
-		[]edit{{"reserved.holds, i, n,", "reserved.holds, i, max(n-1, 0),"}},
+		[]edit{{"reserved.holds, i, n)", "reserved.holds, i, max(n-1, 0))"}},
 		seeds + "fair", "refused without need",
 	},
 	{
@@ -1055,12 +1054,12 @@ var mutants = []mutant{
 	},
 	{
 		"store: of two losses the earlier counts", "store/cold.go",
-		[]edit{{"a.coldStrict.at.Mono > lost.at.Mono)", "a.coldStrict.at.Mono < lost.at.Mono)"}},
+		[]edit{{"other.at.Mono > c.at.Mono)", "other.at.Mono < c.at.Mono)"}},
 		"./store -run TestCold$", "both at 1m1s",
 	},
 	{
 		"store: a loss for strict rules alone is none for those that begin full", "store/cold.go",
-		[]edit{{"(!lost.is || a.coldStrict.at.Mono", "(lost.is && a.coldStrict.at.Mono"}},
+		[]edit{{"(!c.is || other.at.Mono", "(c.is && other.at.Mono"}},
 		"./store -run TestCold$", "both after a loss",
 	},
 	{
@@ -1070,8 +1069,8 @@ var mutants = []mutant{
 	},
 	{
 		"store: a reset leaves the ban of a key with loans", "store/reset.go",
-		[]edit{{"\t\t\tr.clear(owedFlag)\n\t\t\tr.lift()\n\t\t\tsh.counted",
-			"\t\t\tr.clear(owedFlag)\n\t\t\tsh.counted"}},
+		[]edit{{"\t\tr.clear(owedFlag)\n\t\tr.lift()\n\t\tsh.counted",
+			"\t\tr.clear(owedFlag)\n\t\tsh.counted"}},
 		"./store -run TestResetOfABanBesideLoans$", "want 3 left of 20",
 	},
 	{
