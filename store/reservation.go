@@ -311,7 +311,7 @@ func (p *partition) awaits(of stateID, now int64) bool {
 func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
 	d := &answer.Decision
 	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce, persist: p.rule.Persist}
-	e.release = p.rule.ReleaseExpired && !call.ReserveOnce
+	e.release = (p.rule.ReleaseExpired || call.Release) && !call.ReserveOnce
 	e.until = p.now.Mono + int64(max(call.ReserveFor, 0))
 	// A charge with Always beyond the limits may have charged each limit another number of units.
 	exact := d.Allowed || !call.Always || len(p.rule.Limits) == 1

@@ -19,8 +19,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
-	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/internal/quotaheader"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -37,25 +35,17 @@ const (
 	ShadowMode  = "shadow_mode" // over the limit, but admitted by shadow_mode
 )
 
-// ServiceConfig is what a Service needs. All fields but Panicked, Headers, Metadata and Shadow are required.
+// ServiceConfig is what a Service needs. All fields but Headers, Metadata and Shadow are required.
 type ServiceConfig struct {
-	// Service decides for callers.
+	// Service decides.
 	Service limit.Service
-	// Own decides for the node itself, without a caller's context: it cancels expired reservations.
-	Own limit.Service
 	// Config returns the current configuration.
 	Config func() *Config
-	// Kept is a budget in bytes for pending reservations, shared among callers by name.
-	Kept *fairshare.Places
-	// Caller returns the name of the authenticated caller; empty: there is none.
-	Caller func(context.Context) string
 	// Now returns the wall clock's time, for the time until windows that are aligned to the epoch end.
 	Now func() time.Time
 	// Count is called with the hits of a descriptor, the name of its limit and the result. The name has values of the
 	// request only where the configuration asks for them.
 	Count func(name, result string, hits uint64)
-	// Panicked is called with each recovered panic of a cancellation by expiry. Nil: such a panic is not recovered.
-	Panicked func(*panics.Error)
 	// Headers adds RateLimit-Limit, -Remaining and -Reset to responses (the reference's
 	// LIMIT_RESPONSE_HEADERS_ENABLED).
 	Headers bool
@@ -68,18 +58,13 @@ type ServiceConfig struct {
 // Service implements envoy.service.ratelimit.v3.RateLimitService. It is safe for concurrent use.
 type Service struct {
 	ratelimitv3.UnimplementedRateLimitServiceServer
-	cfg    ServiceConfig
-	expiry expiry
+	cfg ServiceConfig
 }
 
 // NewService returns a Service.
 func NewService(cfg ServiceConfig) *Service {
-	return &Service{cfg: cfg,
-		expiry: expiry{service: cfg.Own, panicked: cfg.Panicked, kept: cfg.Kept, pending: make(map[string]pending)}}
+	return &Service{cfg: cfg}
 }
-
-// Close stops pending cancellations of reservations, and waits for those that run.
-func (s *Service) Close() { s.expiry.close() }
 
 // Register registers the service and Kuadrant's.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
@@ -91,9 +76,7 @@ var (
 	errDomain      = status.Error(codes.InvalidArgument, "rate limit domain must not be empty")
 	errDescriptors = status.Error(codes.InvalidArgument, "rate limit descriptor list must not be empty")
 	errUnit        = errors.New("limit.unit: is missing or unknown")
-	errPending     = status.Error(codes.ResourceExhausted,
-		"this node keeps no more pending reservations for this caller: commit some, or wait until they expire")
-	errTooMany = status.Error(codes.ResourceExhausted,
+	errTooMany     = status.Error(codes.ResourceExhausted,
 		"descriptors: more than "+strconv.Itoa(limit.MaxBatch)+" in one request")
 )
 

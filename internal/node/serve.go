@@ -56,9 +56,6 @@ func (n *Node) serve() error {
 			servers.Go(func() { end(ctx) })
 		}
 		servers.Wait()
-		for _, s := range n.envoy.services {
-			s.Close()
-		}
 	})
 	return nil
 }
