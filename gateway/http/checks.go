@@ -16,7 +16,7 @@ import (
 var jsonType = []string{"application/json"}
 
 func (x *exchange) checkOne() {
-	x.check = checkBody{Cost: 1}
+	x.check = checkBody{}
 	check, p := question(x, &x.check, (*form).check)
 	if p != nil {
 		x.problem(p)

@@ -190,7 +190,7 @@ func (a *api) routes() []Route {
 				return overridesBodyOf(list)
 			})},
 		{"PUT", "/v1/overrides", auth.RoleOverrides,
-			operation(a, overrideBody{}, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
+			operation(a, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
 				return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: b.Policy, Key: b.Key,
 					Prefix:   b.Prefix,
 					Settings: string(b.Settings)}}
@@ -205,7 +205,7 @@ func (a *api) routes() []Route {
 			queried(a, topKeysOf, a.TopKeys, func(ask *weirv1.TopKeysRequest, top *weirv1.TopKeysResponse) any {
 				return topKeysBodyOf(ask.Order, top)
 			})},
-		{"POST", "/v1/keys/describe", auth.RoleKeys, operation(a, targetBody{}, (*form).target,
+		{"POST", "/v1/keys/describe", auth.RoleKeys, operation(a, (*form).target,
 			func(ctx context.Context, t limit.Target) (*limit.KeyState, error) {
 				return a.Describe(ctx, &t)
 			}, inJSON(keyStateOf))},
