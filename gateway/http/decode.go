@@ -167,13 +167,10 @@ func (x *exchange) decode(v any) *problem {
 	if p := cmp.Or(encoding(x.r.Header), mediaType(x.r.Header)); p != nil {
 		return p
 	}
-	if x.r.ContentLength > x.MaxBody { // no need to read any of it
-		return x.tooLarge()
-	}
-	x.in.Reset()
-	if _, err := x.in.ReadFrom(&countedBody{x, http.MaxBytesReader(x.w, x.r.Body, x.MaxBody)}); err != nil {
-		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-			return x.tooLarge()
+	if err := x.read(x.MaxBody); err != nil {
+		if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return &problem{status: http.StatusRequestEntityTooLarge,
+				message: fmt.Sprintf("the body is larger than %d bytes", large.Limit)}
 		}
 		return invalid("", "the body could not be read to its end")
 	}
@@ -197,9 +194,14 @@ func (x *exchange) decode(v any) *problem {
 	return nil
 }
 
-func (a *api) tooLarge() *problem {
-	message := fmt.Sprintf("the body is larger than %d bytes", a.MaxBody)
-	return &problem{status: http.StatusRequestEntityTooLarge, message: message}
+// read reads the request's body, which may have most bytes. The error for a longer one is an *http.MaxBytesError.
+func (x *exchange) read(most int64) error {
+	x.in.Reset()
+	if x.r.ContentLength > most { // no need to read any of it
+		return &http.MaxBytesError{Limit: most}
+	}
+	_, err := x.in.ReadFrom(&countedBody{x, http.MaxBytesReader(x.w, x.r.Body, most)})
+	return err
 }
 
 func unsupported(message string) *problem {

@@ -212,9 +212,12 @@ func refusalDetail(d *limit.Decision) string {
 	return "the limit lets this request pass in " + strconv.FormatInt(quotaheader.RoundUp(wait, time.Second), 10) + " s"
 }
 
-// gatewayRequest returns a request with the gateway's credentials only. The rest of the header comes from the gateway's
-// caller.
-func gatewayRequest(r *http.Request) *http.Request {
+// askerOf returns the request with the credentials of who asks. For forward-auth it has the gateway's only, because the
+// rest of the header comes from the gateway's caller.
+func askerOf(r *http.Request) *http.Request {
+	if r.URL.Path != forwardAuthPath {
+		return r
+	}
 	g := r.WithContext(r.Context()) // a copy
 	g.Header = make(http.Header)
 	if tokens := r.Header[gatewayCredentials]; len(tokens) > 0 {

@@ -275,11 +275,7 @@ func (a *api) counted(next http.HandlerFunc) http.HandlerFunc {
 			next(w, r)
 			return
 		}
-		asker := r
-		if r.URL.Path == forwardAuthPath {
-			asker = gatewayRequest(r)
-		}
-		end, ok := a.Begin(asker)
+		end, ok := a.Begin(askerOf(r))
 		defer end()
 		if ok {
 			next(w, r)
@@ -306,11 +302,7 @@ func (a *api) authorized(rt Route) http.HandlerFunc {
 		return rt.Handler
 	}
 	return func(w http.ResponseWriter, r *http.Request) {
-		asker := r
-		if rt.Path == forwardAuthPath {
-			asker = gatewayRequest(r)
-		}
-		ctx, denial := a.Authorize(asker, rt.Role)
+		ctx, denial := a.Authorize(askerOf(r), rt.Role)
 		if denial != nil {
 			if rt.Path == forwardAuthPath && !denial.Authenticated {
 				there := *denial
