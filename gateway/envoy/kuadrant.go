@@ -204,26 +204,14 @@ func (k *kuadrant) charge(ctx context.Context, list []*asked, cost int64) error 
 
 // look sets over for the limits that have no room for an amount or, with always, have more in use than they allow.
 func (k *kuadrant) look(ctx context.Context, list []*asked, always bool, amount int64) error {
-	if len(list) == 0 {
-		return nil
-	}
 	checks := make([]limit.Check, len(list))
 	for i, a := range list {
 		checks[i] = limit.Check{Target: a.target, Always: always}
 	}
-	results, err := k.cfg.Service.Check(ctx, checks)
-	if err != nil {
-		return statusOf(err, list)
-	}
-	for i, a := range list {
-		d := &results[i]
-		if d.Err != nil {
-			return statusOf(d.Err, list[i:i+1])
-		}
+	return k.askEach(ctx, list, checks, func(a *asked, d *limit.Decision) {
 		lacking := a.zero() && d.Remaining < 1 || d.Limit != algo.Unlimited && d.Remaining < amount
 		a.over = (!d.Allowed || lacking && !d.FailedOpen) && !a.shadow
-	}
-	return nil
+	})
 }
 
 // tally counts hits that were charged, for metrics.

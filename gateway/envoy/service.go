@@ -209,7 +209,7 @@ func (s *Service) ask(ctx context.Context, all []asked) error {
 	if err := s.askTogether(ctx, together); err != nil {
 		return err
 	}
-	return s.askEach(ctx, each, checksOf(each))
+	return s.askEach(ctx, each, checksOf(each), s.conclude)
 }
 
 // checksOf returns the checks of descriptors.
@@ -223,8 +223,9 @@ func checksOf(list []*asked) []limit.Check {
 	return checks
 }
 
-// askEach has limits decided one by one.
-func (s *Service) askEach(ctx context.Context, list []*asked, checks []limit.Check) error {
+// askEach has limits decided one by one, and calls decided with each decision.
+func (s *Service) askEach(ctx context.Context, list []*asked, checks []limit.Check,
+	decided func(*asked, *limit.Decision)) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -236,7 +237,7 @@ func (s *Service) askEach(ctx context.Context, list []*asked, checks []limit.Che
 		if err := results[i].Err; err != nil {
 			return statusOf(err, list[i:i+1])
 		}
-		s.conclude(list[i], &results[i].Decision)
+		decided(list[i], &results[i].Decision)
 	}
 	return nil
 }
@@ -271,7 +272,7 @@ func (s *Service) askTogether(ctx context.Context, list []*asked) error {
 		for i := range checks {
 			checks[i].Cost = 0
 		}
-		return s.askEach(ctx, look, checks)
+		return s.askEach(ctx, look, checks, s.conclude)
 	}
 	d, err := s.cfg.Service.CheckAll(ctx, checks)
 	if err != nil {
@@ -393,15 +394,14 @@ func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratel
 			{Key: "RateLimit-Remaining", Value: strconv.FormatUint(uint64(tightest.LimitRemaining), 10)},
 			{Key: "RateLimit-Reset", Value: strconv.FormatInt(tightest.DurationUntilReset.GetSeconds(), 10)},
 		}
+		flag := func(set bool, name string) {
+			if set {
+				out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd, &core.HeaderValue{Key: name, Value: "true"})
+			}
+		}
 		near, banned := flags(all)
-		if near {
-			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd,
-				&core.HeaderValue{Key: quotaheader.NearLimit, Value: "true"})
-		}
-		if banned {
-			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd,
-				&core.HeaderValue{Key: quotaheader.Banned, Value: "true"})
-		}
+		flag(near, quotaheader.NearLimit)
+		flag(banned, quotaheader.Banned)
 	}
 	if s.cfg.Metadata {
 		out.DynamicMetadata = metadataOf(in, all)

@@ -492,8 +492,8 @@ func TestHitsNames(t *testing.T) {
 	for i := range maxNames + 5 {
 		h.Count("d."+strings.Repeat("x", i%7)+"\n"+time.Duration(i).String(), WithinLimit, 1)
 	}
-	h.mu.RLock()
-	defer h.mu.RUnlock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	series := testutil.CollectAndCount(h)
 	expect.True(t, len(h.names) == maxNames && series == maxNames+1, "%d names, %d counters", len(h.names), series)
 	_, kept := h.names[long]
