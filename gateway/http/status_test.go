@@ -265,7 +265,7 @@ func TestIndexForPeople(t *testing.T) {
 		got := resp.Header.Get("Content-Type")
 		expect.True(t, resp.StatusCode == 200 && got == "text/html; charset=utf-8" &&
 			resp.Header.Get("Content-Security-Policy") != "", "%d %v", resp.StatusCode, resp.Header)
-		expect.True(t, strings.Contains(body, "<code>POST /v1/check</code>") &&
+		expect.True(t, strings.Contains(body, "\nPOST /v1/check\n") &&
 			strings.Contains(body, `<a href="/console">`) == (console != ""),
 			"with a console at %q:\n%s", console, body)
 	}
