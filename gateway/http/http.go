@@ -45,8 +45,8 @@ import (
 type Config struct {
 	// Service decides, and carries out the other operations.
 	Service limit.Service
-	// Status describes the cluster for GET /v1/status. An error is answered 503.
-	Status func(context.Context) (*weirv1.StatusResponse, error)
+	// Status describes the cluster for GET /v1/status.
+	Status func(context.Context) *weirv1.StatusResponse
 	// Ready says whether this node should get traffic. detail says why not, or what else an operator should know. It is
 	// shown with either answer, to callers with auth.RoleRead.
 	Ready func() (ready bool, detail string)
