@@ -305,16 +305,14 @@ func (s *Service) conclude(a *asked, d *limit.Decision) {
 	if a.hits < 0 {
 		over = false
 	}
-	made := new(worded)
-	st := &made.status
-	st.Code, st.LimitRemaining = ratelimitv3.RateLimitResponse_OK, remaining
+	st := &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK,
+		LimitRemaining: remaining}
 	a.status, a.over, a.near, a.banned = st, over, d.NearLimit, d.Banned
 	if d.Limit == algo.Unlimited {
 		st.LimitRemaining = math.MaxUint32
 	} else {
-		s.currentLimit(&made.limit, a, d)
-		made.reset.Seconds = s.untilReset(a, d)
-		st.CurrentLimit, st.DurationUntilReset = &made.limit, &made.reset
+		st.CurrentLimit = currentLimit(a, d)
+		st.DurationUntilReset = &durationpb.Duration{Seconds: s.untilReset(a, d)}
 	}
 	result := WithinLimit
 	if over {
@@ -329,16 +327,9 @@ func (s *Service) conclude(a *asked, d *limit.Decision) {
 	s.cfg.Count(a.metric, result, uint64(max(a.hits, 0)))
 }
 
-// worded is a status and what it points to, in one allocation.
-type worded struct {
-	status ratelimitv3.RateLimitResponse_DescriptorStatus
-	limit  ratelimitv3.RateLimitResponse_RateLimit
-	reset  durationpb.Duration
-}
-
-// currentLimit sets a status's description of its limit.
-func (s *Service) currentLimit(out *ratelimitv3.RateLimitResponse_RateLimit, a *asked, d *limit.Decision) {
-	out.Name, out.RequestsPerUnit, out.Unit = a.name, a.perUnit, a.unit
+// currentLimit returns a status's description of its limit.
+func currentLimit(a *asked, d *limit.Decision) *ratelimitv3.RateLimitResponse_RateLimit {
+	out := &ratelimitv3.RateLimitResponse_RateLimit{Name: a.name, RequestsPerUnit: a.perUnit, Unit: a.unit}
 	if a.multiple != 0 {
 		out.UnitMultiplier = wrapperspb.UInt32(a.multiple)
 	}
@@ -350,6 +341,7 @@ func (s *Service) currentLimit(out *ratelimitv3.RateLimitResponse_RateLimit, a *
 			}
 		}
 	}
+	return out
 }
 
 // untilReset returns, as the reference does, the seconds until the window ends, rounded up and never 0. For a limit
