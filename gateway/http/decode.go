@@ -111,15 +111,9 @@ func (b *amountBody) given() bool { return b.Cost != nil || b.Usage != nil }
 // times its size in memory.
 type list[T any] []T
 
-// tooMany is the error of a list or map with too many elements. Its text says how many are allowed.
-type tooMany string
-
-func (e tooMany) Error() string { return string(e) }
-
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
 func (l *list[T]) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
-	few := tooMany(fmt.Sprintf("at most %d elements fit in one batch", limit.MaxBatch))
-	return read(dec, '[', ']', reflect.TypeFor[[]T](), limit.MaxBatch, few, func() error {
+	return read(dec, '[', ']', reflect.TypeFor[[]T](), limit.MaxBatch, "elements fit in one batch", func() error {
 		var element T
 		err := json.UnmarshalDecode(dec, &element)
 		*l = append(*l, element)
@@ -133,8 +127,7 @@ type usage limit.Usage
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
 func (u *usage) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	*u = make(usage)
-	few := tooMany(fmt.Sprintf("at most %d classes are taken", limit.MaxClasses))
-	return read(dec, '{', '}', reflect.TypeFor[usage](), limit.MaxClasses, few, func() error {
+	return read(dec, '{', '}', reflect.TypeFor[usage](), limit.MaxClasses, "classes are taken", func() error {
 		var class string
 		var n int64
 		err := cmp.Or(json.UnmarshalDecode(dec, &class), json.UnmarshalDecode(dec, &n))
@@ -143,8 +136,9 @@ func (u *usage) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	})
 }
 
-// read reads an array or object of the Go type of; one reads an element. Beyond most elements it returns few.
-func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most int, few error,
+// read reads an array or object of the Go type of; one reads an element. The error for more than most elements is a
+// *limit.Error that says of what so many are taken.
+func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most int, what string,
 	one func() error) error {
 	if k := dec.PeekKind(); k != begin {
 		return cmp.Or[error](dec.SkipValue(), &json.SemanticError{JSONKind: k, GoType: of})
@@ -152,7 +146,7 @@ func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most
 	_, err := dec.ReadToken()
 	for n := 0; err == nil && dec.PeekKind() != end; n++ {
 		if n == most {
-			return few
+			return limit.NewError(limit.TooLarge, "", fmt.Sprintf("at most %d %s", most, what))
 		}
 		err = one()
 	}
@@ -252,8 +246,8 @@ func malformed(err error) *problem {
 		return invalid("", "the body is not valid JSON: "+clip(err.Error()))
 	}
 	at := semantic.JSONPointer
-	if few, ok := errors.AsType[tooMany](err); ok {
-		return &problem{status: http.StatusRequestEntityTooLarge, field: fieldAt(at), message: string(few)}
+	if tooMany, ok := errors.AsType[*limit.Error](err); ok {
+		return &problem{status: http.StatusRequestEntityTooLarge, field: fieldAt(at), message: tooMany.Message}
 	}
 	if errors.Is(err, json.ErrUnknownName) {
 		return invalid(fieldAt(at), "there is no such field here")
