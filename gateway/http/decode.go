@@ -113,11 +113,9 @@ type list[T any] []T
 
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
 func (l *list[T]) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
-	return read(dec, '[', ']', reflect.TypeFor[[]T](), limit.MaxBatch, "elements fit in one batch", func() error {
-		var element T
-		err := json.UnmarshalDecode(dec, &element)
-		*l = append(*l, element)
-		return err
+	return elements(dec, '[', ']', reflect.TypeFor[[]T](), limit.MaxBatch, "elements fit in one batch", func() error {
+		*l = append(*l, *new(T))
+		return json.UnmarshalDecode(dec, &(*l)[len(*l)-1])
 	})
 }
 
@@ -127,7 +125,7 @@ type usage limit.Usage
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
 func (u *usage) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	*u = make(usage)
-	return read(dec, '{', '}', reflect.TypeFor[usage](), limit.MaxClasses, "classes are taken", func() error {
+	return elements(dec, '{', '}', reflect.TypeFor[usage](), limit.MaxClasses, "classes are taken", func() error {
 		var class string
 		var n int64
 		err := cmp.Or(json.UnmarshalDecode(dec, &class), json.UnmarshalDecode(dec, &n))
@@ -136,9 +134,9 @@ func (u *usage) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	})
 }
 
-// read reads an array or object of the Go type of; one reads an element. The error for more than most elements is a
+// elements reads an array or object of the Go type of; one reads an element. The error for more than most elements is a
 // *limit.Error that says of what so many are taken.
-func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most int, what string,
+func elements(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most int, what string,
 	one func() error) error {
 	if k := dec.PeekKind(); k != begin {
 		return cmp.Or[error](dec.SkipValue(), &json.SemanticError{JSONKind: k, GoType: of})
