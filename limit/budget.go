@@ -40,6 +40,8 @@ type Reserve struct {
 	Class     string
 	TTL       time.Duration // at most MaxReservation; 0: DefaultReservation
 	RequestID string
+	// Release says that the units come back if the TTL passes without a commit, as under on_expiry: release.
+	Release bool
 }
 
 // Extend adds units or time to a reservation.

@@ -127,7 +127,7 @@ func (a *together) add(i int, op *Op) *limit.Error {
 		return invalid("cost", "and the costs of the earlier elements of the same key add up to more than the largest cost, 9007199254740992 (2^53)")
 	}
 	sum.Cost += op.Cost
-	sum.TTL = max(sum.TTL, op.TTL)
+	sum.TTL, sum.Release = max(sum.TTL, op.TTL), sum.Release || op.Release
 	return nil
 }
 

@@ -241,6 +241,7 @@ func (l *Limiter) complete(op *Op, call *store.Call) *limit.Error {
 	switch op.Kind {
 	case OpReserve:
 		call.Reservation, call.ReserveFor, call.ReserveOnce = op.Reservation, op.TTL, op.Atomic
+		call.Release = op.Release
 	case OpExtend:
 		call.Reservation, call.ReserveFor, call.Extend = op.Reservation, op.TTL, true
 	case OpAcquire:

@@ -72,6 +72,7 @@ type Extra struct {
 	// reserve, the charge is not a reservation and cannot be settled.
 	Reservation ReservationID
 	Atomic      bool     // reserve: part of an atomic check
+	Release     bool     // reserve: gives its units back when its TTL passes
 	Exact       bool     // settle: to keep more than was reserved is an error
 	Quota       *QuotaOp // quota
 	Loan        *LoanCall

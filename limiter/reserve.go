@@ -63,7 +63,8 @@ func (l *Limiter) reserveOp(r *limit.Reserve) (*Op, *limit.Error) {
 	if bad == nil && cost == 0 && r.Usage != nil {
 		bad = invalid("usage", "comes to 0 units: there is nothing to reserve")
 	}
-	return NewOp(OpReserve, limit.Check{Target: r.Target, Cost: cost, RequestID: r.RequestID}, Extra{TTL: r.TTL}), bad
+	return NewOp(OpReserve, limit.Check{Target: r.Target, Cost: cost, RequestID: r.RequestID},
+		Extra{TTL: r.TTL, Release: r.Release}), bad
 }
 
 // newReservationID draws an id that cannot be guessed, because a caller that knows the id can end the reservation.

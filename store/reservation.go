@@ -267,7 +267,7 @@ func (p *partition) awaits(of stateID, now int64) bool {
 func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
 	d := &answer.Decision
 	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce}
-	e.release = p.rule.ReleaseExpired && !call.ReserveOnce
+	e.release = (p.rule.ReleaseExpired || call.Release) && !call.ReserveOnce
 	e.until = p.now.Mono + int64(max(call.ReserveFor, 0))
 	var hold algo.Hold
 	// A charge with Always beyond the limits may have charged each limit another number of units.

@@ -177,7 +177,7 @@ func (sh *shard) settledBefore(part *partition, k Key, rule *Rule, now algo.Inst
 		return out
 	}
 	out = Settled{Known: true, Returned: m.granted, Excess: m.excess, Over: m.over}
-	if (m.excess > 0 || rule.ReleaseExpired && how.Keep > 0) && rule.Durability >= Escrow {
+	if how.Keep > 0 && rule.Durability >= Escrow { // as in settle, if the reservation had release
 		out.Ticket = sh.wait(part, k.Partition, rule)
 	}
 	return out

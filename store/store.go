@@ -88,10 +88,11 @@ type Call struct {
 	// it. With ReserveOnce the Settle is not going to be repeated, and what came of it is not remembered. With Extend
 	// the charge is added to the reservation of that id, if it is admitted, and all of it is remembered for ReserveFor,
 	// or where that is 0 for as long as before; a Cost of 0 charges nothing more. The error is ErrNotPending when there
-	// is no such reservation.
+	// is no such reservation. Release is ReleaseExpired for this reservation alone.
 	Reservation ReservationID
 	ReserveFor  time.Duration
 	ReserveOnce bool
+	Release     bool
 	Extend      bool
 	// Spent says, of a Request with Always, that what it charges is spent already: the answer refuses nothing, a ban
 	// does not change it, and it begins none.

@@ -11,9 +11,7 @@ package console
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"embed"
-	"encoding/hex"
 	"io"
 	"log/slog"
 	"net/http"
@@ -135,10 +133,7 @@ func (c *Console) ServeAsset(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	secure(h)
 	h.Set("Content-Type", types[path.Ext(name)])
-	h.Set("Cache-Control", "no-cache") // browsers revalidate, so that a page never runs with files of another version
-	sum := sha256.New()
-	_, _ = io.Copy(sum, file) // a part of the program, so that no copy of it stays while the network takes it
-	h.Set("Etag", `"`+hex.EncodeToString(sum.Sum(nil)[:8])+`"`)
+	h.Set("Cache-Control", "no-cache") // so that a page never runs with files of another version
 	http.ServeContent(w, r, name, time.Time{}, file.(io.ReadSeeker))
 }
 

@@ -15,7 +15,7 @@ const maxNames, maxNameBytes = 10_000, 512
 type Hits struct {
 	*prometheus.CounterVec
 
-	mu    sync.RWMutex
+	mu    sync.Mutex
 	names map[string]struct{} // without "other"
 }
 
@@ -32,22 +32,15 @@ func NewHits() *Hits {
 
 // Count counts hits; it is for ServiceConfig.Count.
 func (h *Hits) Count(name, result string, hits uint64) {
-	h.mu.RLock()
+	h.mu.Lock()
 	_, known := h.names[name]
-	h.mu.RUnlock()
-	if !known && (len(name) > maxNameBytes || !h.add(name)) {
+	if !known && len(name) <= maxNameBytes && len(h.names) < maxNames {
+		h.names[strings.Clone(name)] = struct{}{}
+		known = true
+	}
+	h.mu.Unlock()
+	if !known {
 		name = "other"
 	}
 	h.WithLabelValues(name, result).Add(float64(hits))
-}
-
-// add admits a name. It returns false when there are maxNames already.
-func (h *Hits) add(name string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if _, known := h.names[name]; !known && len(h.names) >= maxNames {
-		return false
-	}
-	h.names[strings.Clone(name)] = struct{}{}
-	return true
 }

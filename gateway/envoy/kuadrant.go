@@ -14,8 +14,7 @@ import (
 )
 
 // This file has Kuadrant's service on the limits of service.go. It charges with Always (charge) and reserves (hold),
-// where ShouldRateLimit checks. A reservation is registered with expiry before its id is returned, and removed from it
-// by Commit.
+// where ShouldRateLimit checks.
 
 // kuadrant implements Kuadrant's service, which is Limitador's: a gateway checks or reserves before a request, and
 // reports or commits the cost when the response has passed.
@@ -73,8 +72,8 @@ func (k *kuadrant) Report(ctx context.Context,
 	return &ratelimitv3.RateLimitResponse{OverallCode: codeOK}, nil
 }
 
-// Reserve reserves an amount under all limits of a request, or under none when one of them has no room. A reservation
-// that is not committed within the TTL is cancelled.
+// Reserve reserves an amount under all limits of a request, or under none when one of them has no room. What is not
+// committed within the TTL is given back.
 //
 // Nothing is reserved under limits in shadow_mode or quota_mode. Limits in shadow_mode are ignored. Limits in
 // quota_mode refuse only when none of them has room. An amount of 0 reserves nothing, and is refused while more is in
@@ -117,19 +116,13 @@ func (k *kuadrant) Reserve(ctx context.Context, in *kuadrantpb.ReserveRequest) (
 	return &kuadrantpb.ReserveResponse{Code: k.overall(all), ReservationId: id}, nil
 }
 
-// hold reserves an amount under all limits or none, and has expiry cancel it after its TTL.
+// hold reserves an amount under all limits or none.
 func (k *kuadrant) hold(ctx context.Context, list []*asked, amount int64, ttl time.Duration) (id string, err error) {
-	reserves, held := make([]limit.Reserve, len(list)), make([]limit.Target, len(list))
+	reserves := make([]limit.Reserve, len(list))
 	for i, a := range list {
-		held[i] = a.target
-		reserves[i] = limit.Reserve{Target: a.target, Amount: limit.Amount{Cost: amount}, TTL: ttl + expiryMargin}
-	}
-	bytes, ok := k.expiry.room(k.cfg.Caller(ctx), held)
-	if !ok {
-		return "", errPending
+		reserves[i] = limit.Reserve{Target: a.target, Amount: limit.Amount{Cost: amount}, TTL: ttl, Release: true}
 	}
 	d, err := k.cfg.Service.ReserveAll(ctx, reserves)
-	k.expiry.add(d.ReservationID, held, ttl, bytes)
 	if err != nil {
 		return "", statusOf(err, list)
 	}
@@ -161,10 +154,9 @@ func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*k
 	}
 	if amount > 0 {
 		if err := k.charge(ctx, rest, amount); err != nil {
-			return nil, err // expiry cancels the part of the reservation that is not committed
+			return nil, err // the part of the reservation that is not committed comes back after its TTL
 		}
 	}
-	k.expiry.remove(in.GetReservationId())
 	k.tally(all, amount)
 	return out, nil
 }
@@ -212,26 +204,14 @@ func (k *kuadrant) charge(ctx context.Context, list []*asked, cost int64) error 
 
 // look sets over for the limits that have no room for an amount or, with always, have more in use than they allow.
 func (k *kuadrant) look(ctx context.Context, list []*asked, always bool, amount int64) error {
-	if len(list) == 0 {
-		return nil
-	}
 	checks := make([]limit.Check, len(list))
 	for i, a := range list {
 		checks[i] = limit.Check{Target: a.target, Always: always}
 	}
-	results, err := k.cfg.Service.Check(ctx, checks)
-	if err != nil {
-		return statusOf(err, list)
-	}
-	for i, a := range list {
-		d := &results[i]
-		if d.Err != nil {
-			return statusOf(d.Err, list[i:i+1])
-		}
+	return k.askEach(ctx, list, checks, func(a *asked, d *limit.Decision) {
 		lacking := a.zero() && d.Remaining < 1 || d.Limit != algo.Unlimited && d.Remaining < amount
 		a.over = (!d.Allowed || lacking && !d.FailedOpen) && !a.shadow
-	}
-	return nil
+	})
 }
 
 // tally counts hits that were charged, for metrics.
@@ -257,9 +237,8 @@ func clamp(amount uint64) int64 { return int64(min(amount, uint64(algo.MaxLimit)
 
 // reservationTTL returns how long a request reserves. As in Limitador, a missing or invalid TTL is one minute.
 func reservationTTL(in *kuadrantpb.ReserveRequest) time.Duration {
-	const most = limit.MaxReservation - expiryMargin
 	if in.GetTtl() == nil || !in.GetTtl().IsValid() || in.GetTtl().AsDuration() < 0 {
 		return limit.DefaultReservation
 	}
-	return min(in.GetTtl().AsDuration(), most)
+	return min(max(in.GetTtl().AsDuration(), 1), limit.MaxReservation)
 }

@@ -2,10 +2,8 @@ package envoy
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -16,11 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
-	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/panics"
-	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
-	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -273,109 +267,40 @@ func TestKuadrantReserve(t *testing.T) {
 	}
 }
 
-// TestKuadrantExpiry. Limitador: a reservation that is not committed expires without a cost, when its TTL is over; a
-// TTL that is missing or negative is a minute. Ours: a node that ends leaves what it has reserved charged.
+// TestKuadrantExpiry: Limitador: a reservation that is not committed expires without a cost, when its TTL is over; a
+// TTL that is missing or negative is a minute.
 func TestKuadrantExpiry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newReserving(t)
-		pass := func(d time.Duration) {
-			r.past.Add(int64(d))
-			time.Sleep(d)
-			synctest.Wait()
-		}
-		week := func(value string) *common.RateLimitDescriptor { return entriesOf("week", value) }
-		held := func(value string) {
-			t.Helper()
+	r := newReserving(t)
+	pass := func(d time.Duration) { r.past.Add(int64(d)) }
+	week := func(value string) *common.RateLimitDescriptor { return entriesOf("week", value) }
+	held := func(values ...string) {
+		t.Helper()
+		for _, value := range values {
 			r.reserve("still held", over, 1, 0, week(value))
 		}
-		id := r.reserve("for 20 s", ok, 1, 20*time.Second, week("u"), entriesOf("minute", "u"))
-		r.reserve("for as long as nobody says", ok, 1, 0, week("default"))
-		r.reserve("for less than no time", ok, 1, -time.Second, week("negative"))
-		committed := r.reserve("to be committed", ok, 1, 20*time.Second, week("committed"))
-		r.commit("in time", true, committed, 1, week("committed"))
-		pass(20*time.Second - time.Millisecond)
-		held("u")
-		pass(time.Millisecond)
-		r.commit("too late", false, id, 1, entriesOf("minute", "u"))
-		r.left("what has expired costs nothing, and the commit counts", 9, entriesOf("minute", "u"))
-		r.reserve("what has expired costs nothing", ok, 1, time.Hour, week("u"))
-		pass(40*time.Second - time.Nanosecond)
-		for _, value := range []string{"default", "negative", "committed"} {
-			held(value)
-		}
-		pass(time.Nanosecond)
-		for _, value := range []string{"default", "negative"} {
-			r.reserve("expired", ok, 1, time.Hour, week(value))
-		}
-		held("committed")
-
-		r.reserve("before the end", ok, 1, 20*time.Second, week("end"))
-		r.Close()
-		pass(21 * time.Second)
-		held("end")
-		expect.Equal(t, len(r.expiry.pending), 0, "timers are left")
-	})
-}
-
-// who names the caller of a context in tests.
-type who struct{}
-
-// TestReservationsOfKuadrantByBytes is an attack: a caller reserves with as many and as long keys as there may be, and
-// has its commits fail half-way. What is kept of that takes no more than the bytes that there are, and not all of
-// those; without bytes nothing is charged; in the end all are given back.
-func TestReservationsOfKuadrantByBytes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		kept := fairshare.New(1 << 20)
-		b := newBench(t, limits, func(cfg *ServiceConfig) {
-			cfg.Kept = kept
-			cfg.Caller = func(ctx context.Context) string { name, _ := ctx.Value(who{}).(string); return name }
-		})
-		k := &kuadrant{Service: b.Service}
-		thief, shop := context.WithValue(t.Context(), who{}, "thief"), context.WithValue(t.Context(), who{}, "shop")
-		long := func(n int) (all []*common.RateLimitDescriptor) {
-			for i := range 100 {
-				all = append(all, entriesOf("week", fmt.Sprint(strings.Repeat("x", 800), n, " ", i)))
-			}
-			return all
-		}
-		reserved := 0
-		for n := range 50 {
-			out, err := k.Reserve(thief, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1,
-				Ttl: durationpb.New(time.Minute), Descriptors: long(n)})
-			if err == nil {
-				reserved++
-				failing := append(long(n)[:1], entriesOf("lost", "u"))
-				_, err := k.Commit(thief, &kuadrantpb.CommitRequest{Domain: "d", ReservationId: out.ReservationId,
-					ActualAmount: 1, Descriptors: failing})
-				must.Equal(t, status.Code(err), codes.NotFound, "%v", err)
-				continue
-			}
-			must.Equal(t, status.Code(err), codes.ResourceExhausted, "%v", err)
-			must.Equal(t, b.ask(1, adding(long(n)[0], 0, false)).Statuses[0].LimitRemaining, 1,
-				"left where no reservation is kept")
-		}
-		taken, most := kept.InUse()
-		expect.True(t, reserved >= 4 && reserved <= 10 && taken >= most/2 && taken <= most*3/4,
-			"%d reservations take %d of %d bytes", reserved, taken, most)
-		_, err := k.Reserve(shop, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Ttl: durationpb.New(time.Minute),
-			Descriptors: long(100)})
-		expect.NoError(t, err, "another caller's reservation")
-		b.past.Add(int64(time.Minute))
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		taken, _ = kept.InUse()
-		expect.Equal(t, taken, 0, "bytes are taken when all have expired")
-		expect.Equal(t, b.ask(1, adding(long(0)[1], 0, false)).Statuses[0].LimitRemaining, 1,
-			"left of what a commit that failed half-way did not commit")
-	})
-}
-
-// TestPanicOfAnExpiry: a panic in a cancellation that nobody asked for ends that alone, and is told.
-func TestPanicOfAnExpiry(t *testing.T) {
-	told := make(chan *panics.Error, 1)
-	e := &expiry{service: struct{ limit.Service }{}, kept: fairshare.New(0), pending: make(map[string]pending),
-		panicked: func(p *panics.Error) { told <- p }}
-	e.add("id", []limit.Target{{Policy: "p", Key: "k"}}, time.Nanosecond, fairshare.Taken{})
-	<-told
-	e.close()
+	}
+	id := r.reserve("for 20 s", ok, 1, 20*time.Second, week("u"), entriesOf("minute", "u"))
+	r.reserve("for 20 s, twice", ok, 5, 20*time.Second, entriesOf("minute", "twice"), entriesOf("minute", "twice"))
+	r.reserve("for as long as nobody says", ok, 1, 0, week("default"))
+	r.reserve("for less than no time", ok, 1, -time.Second, week("negative"))
+	r.reserve("for longer than there is", ok, 1, 9*time.Hour, week("long"))
+	committed := r.reserve("to be committed", ok, 1, 20*time.Second, week("committed"))
+	r.commit("in time", true, committed, 1, week("committed"))
+	pass(20*time.Second - time.Millisecond)
+	held("u")
+	r.left("still held", 0, entriesOf("minute", "twice"))
+	pass(time.Millisecond)
+	r.commit("too late", false, id, 1, entriesOf("minute", "u"))
+	r.left("what has expired costs nothing, and the commit counts", 9, entriesOf("minute", "u"))
+	r.left("what has expired costs nothing", 10, entriesOf("minute", "twice"))
+	r.reserve("what has expired costs nothing", ok, 1, time.Hour, week("u"))
+	pass(40*time.Second - time.Nanosecond)
+	held("default", "negative", "committed")
+	pass(time.Nanosecond)
+	for _, value := range []string{"default", "negative"} {
+		r.reserve("expired", ok, 1, time.Hour, week(value))
+	}
+	held("committed", "long")
+	pass(time.Hour - time.Minute)
+	r.reserve("no longer than an hour", ok, 1, 0, week("long"))
 }

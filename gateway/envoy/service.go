@@ -19,8 +19,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
-	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/internal/quotaheader"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -37,25 +35,17 @@ const (
 	ShadowMode  = "shadow_mode" // over the limit, but admitted by shadow_mode
 )
 
-// ServiceConfig is what a Service needs. All fields but Panicked, Headers, Metadata and Shadow are required.
+// ServiceConfig is what a Service needs. All fields but Headers, Metadata and Shadow are required.
 type ServiceConfig struct {
-	// Service decides for callers.
+	// Service decides.
 	Service limit.Service
-	// Own decides for the node itself, without a caller's context: it cancels expired reservations.
-	Own limit.Service
 	// Config returns the current configuration.
 	Config func() *Config
-	// Kept is a budget in bytes for pending reservations, shared among callers by name.
-	Kept *fairshare.Places
-	// Caller returns the name of the authenticated caller; empty: there is none.
-	Caller func(context.Context) string
 	// Now returns the wall clock's time, for the time until windows that are aligned to the epoch end.
 	Now func() time.Time
 	// Count is called with the hits of a descriptor, the name of its limit and the result. The name has values of the
 	// request only where the configuration asks for them.
 	Count func(name, result string, hits uint64)
-	// Panicked is called with each recovered panic of a cancellation by expiry. Nil: such a panic is not recovered.
-	Panicked func(*panics.Error)
 	// Headers adds RateLimit-Limit, -Remaining and -Reset to responses (the reference's
 	// LIMIT_RESPONSE_HEADERS_ENABLED).
 	Headers bool
@@ -68,18 +58,13 @@ type ServiceConfig struct {
 // Service implements envoy.service.ratelimit.v3.RateLimitService. It is safe for concurrent use.
 type Service struct {
 	ratelimitv3.UnimplementedRateLimitServiceServer
-	cfg    ServiceConfig
-	expiry expiry
+	cfg ServiceConfig
 }
 
 // NewService returns a Service.
 func NewService(cfg ServiceConfig) *Service {
-	return &Service{cfg: cfg,
-		expiry: expiry{service: cfg.Own, panicked: cfg.Panicked, kept: cfg.Kept, pending: make(map[string]pending)}}
+	return &Service{cfg: cfg}
 }
-
-// Close stops pending cancellations of reservations, and waits for those that run.
-func (s *Service) Close() { s.expiry.close() }
 
 // Register registers the service and Kuadrant's.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
@@ -91,9 +76,7 @@ var (
 	errDomain      = status.Error(codes.InvalidArgument, "rate limit domain must not be empty")
 	errDescriptors = status.Error(codes.InvalidArgument, "rate limit descriptor list must not be empty")
 	errUnit        = errors.New("limit.unit: is missing or unknown")
-	errPending     = status.Error(codes.ResourceExhausted,
-		"this node keeps no more pending reservations for this caller: commit some, or wait until they expire")
-	errTooMany = status.Error(codes.ResourceExhausted,
+	errTooMany     = status.Error(codes.ResourceExhausted,
 		"descriptors: more than "+strconv.Itoa(limit.MaxBatch)+" in one request")
 )
 
@@ -226,7 +209,7 @@ func (s *Service) ask(ctx context.Context, all []asked) error {
 	if err := s.askTogether(ctx, together); err != nil {
 		return err
 	}
-	return s.askEach(ctx, each, checksOf(each))
+	return s.askEach(ctx, each, checksOf(each), s.conclude)
 }
 
 // checksOf returns the checks of descriptors.
@@ -240,8 +223,9 @@ func checksOf(list []*asked) []limit.Check {
 	return checks
 }
 
-// askEach has limits decided one by one.
-func (s *Service) askEach(ctx context.Context, list []*asked, checks []limit.Check) error {
+// askEach has limits decided one by one, and calls decided with each decision.
+func (s *Service) askEach(ctx context.Context, list []*asked, checks []limit.Check,
+	decided func(*asked, *limit.Decision)) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -253,7 +237,7 @@ func (s *Service) askEach(ctx context.Context, list []*asked, checks []limit.Che
 		if err := results[i].Err; err != nil {
 			return statusOf(err, list[i:i+1])
 		}
-		s.conclude(list[i], &results[i].Decision)
+		decided(list[i], &results[i].Decision)
 	}
 	return nil
 }
@@ -288,7 +272,7 @@ func (s *Service) askTogether(ctx context.Context, list []*asked) error {
 		for i := range checks {
 			checks[i].Cost = 0
 		}
-		return s.askEach(ctx, look, checks)
+		return s.askEach(ctx, look, checks, s.conclude)
 	}
 	d, err := s.cfg.Service.CheckAll(ctx, checks)
 	if err != nil {
@@ -321,16 +305,14 @@ func (s *Service) conclude(a *asked, d *limit.Decision) {
 	if a.hits < 0 {
 		over = false
 	}
-	made := new(worded)
-	st := &made.status
-	st.Code, st.LimitRemaining = ratelimitv3.RateLimitResponse_OK, remaining
+	st := &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK,
+		LimitRemaining: remaining}
 	a.status, a.over, a.near, a.banned = st, over, d.NearLimit, d.Banned
 	if d.Limit == algo.Unlimited {
 		st.LimitRemaining = math.MaxUint32
 	} else {
-		s.currentLimit(&made.limit, a, d)
-		made.reset.Seconds = s.untilReset(a, d)
-		st.CurrentLimit, st.DurationUntilReset = &made.limit, &made.reset
+		st.CurrentLimit = currentLimit(a, d)
+		st.DurationUntilReset = &durationpb.Duration{Seconds: s.untilReset(a, d)}
 	}
 	result := WithinLimit
 	if over {
@@ -345,16 +327,9 @@ func (s *Service) conclude(a *asked, d *limit.Decision) {
 	s.cfg.Count(a.metric, result, uint64(max(a.hits, 0)))
 }
 
-// worded is a status and what it points to, in one allocation.
-type worded struct {
-	status ratelimitv3.RateLimitResponse_DescriptorStatus
-	limit  ratelimitv3.RateLimitResponse_RateLimit
-	reset  durationpb.Duration
-}
-
-// currentLimit sets a status's description of its limit.
-func (s *Service) currentLimit(out *ratelimitv3.RateLimitResponse_RateLimit, a *asked, d *limit.Decision) {
-	out.Name, out.RequestsPerUnit, out.Unit = a.name, a.perUnit, a.unit
+// currentLimit returns a status's description of its limit.
+func currentLimit(a *asked, d *limit.Decision) *ratelimitv3.RateLimitResponse_RateLimit {
+	out := &ratelimitv3.RateLimitResponse_RateLimit{Name: a.name, RequestsPerUnit: a.perUnit, Unit: a.unit}
 	if a.multiple != 0 {
 		out.UnitMultiplier = wrapperspb.UInt32(a.multiple)
 	}
@@ -366,6 +341,7 @@ func (s *Service) currentLimit(out *ratelimitv3.RateLimitResponse_RateLimit, a *
 			}
 		}
 	}
+	return out
 }
 
 // untilReset returns, as the reference does, the seconds until the window ends, rounded up and never 0. For a limit
@@ -410,15 +386,14 @@ func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratel
 			{Key: "RateLimit-Remaining", Value: strconv.FormatUint(uint64(tightest.LimitRemaining), 10)},
 			{Key: "RateLimit-Reset", Value: strconv.FormatInt(tightest.DurationUntilReset.GetSeconds(), 10)},
 		}
+		flag := func(set bool, name string) {
+			if set {
+				out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd, &core.HeaderValue{Key: name, Value: "true"})
+			}
+		}
 		near, banned := flags(all)
-		if near {
-			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd,
-				&core.HeaderValue{Key: quotaheader.NearLimit, Value: "true"})
-		}
-		if banned {
-			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd,
-				&core.HeaderValue{Key: quotaheader.Banned, Value: "true"})
-		}
+		flag(near, quotaheader.NearLimit)
+		flag(banned, quotaheader.Banned)
 	}
 	if s.cfg.Metadata {
 		out.DynamicMetadata = metadataOf(in, all)

@@ -22,7 +22,6 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/expect"
@@ -57,9 +56,8 @@ func newBench(t testing.TB, config string, change ...func(*ServiceConfig)) *benc
 	}})
 	t.Cleanup(l.Close)
 	cfg := ServiceConfig{
-		Service: l, Own: l, Config: func() *Config { return c }, Now: b.now, Kept: fairshare.New(0),
-		Caller: func(context.Context) string { return "" },
-		Count:  func(name, result string, hits uint64) { b.hits[name+" "+result] += hits },
+		Service: l, Config: func() *Config { return c }, Now: b.now,
+		Count: func(name, result string, hits uint64) { b.hits[name+" "+result] += hits },
 	}
 	for _, f := range change {
 		f(&cfg)
@@ -494,8 +492,8 @@ func TestHitsNames(t *testing.T) {
 	for i := range maxNames + 5 {
 		h.Count("d."+strings.Repeat("x", i%7)+"\n"+time.Duration(i).String(), WithinLimit, 1)
 	}
-	h.mu.RLock()
-	defer h.mu.RUnlock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	series := testutil.CollectAndCount(h)
 	expect.True(t, len(h.names) == maxNames && series == maxNames+1, "%d names, %d counters", len(h.names), series)
 	_, kept := h.names[long]

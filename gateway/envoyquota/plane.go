@@ -33,7 +33,8 @@ const (
 	// maxLoans bounds the loans of a bucket. A bucket that is reported once a period has fewer, because a loan ends
 	// within term.
 	maxLoans = 8
-	// idleAfter is the time without a request after which a bucket is abandoned.
+	// idleAfter is the time without a request after which a bucket gets no more assignments. It is abandoned when those
+	// that it had have ended.
 	idleAfter = 30 * time.Second
 
 	perHour = int64(time.Hour)
@@ -50,15 +51,13 @@ const (
 	denyAll
 	allowAll
 	assign  // a DENY_ALL, and then a token bucket (see Service.append)
-	abandon // sent Delivery after a denyAll, or for a bucket that an earlier stream has left
+	abandon // for a bucket that is idle, or that an earlier stream has left
 )
 
-// action is the answer for one bucket. assign has units and rate, in units per hour; each verdict of an assignment has
-// life.
+// action is the answer for one bucket. assign has units and rate, in units per hour.
 type action struct {
 	verdict     verdict
 	units, rate int64
-	life        time.Duration
 }
 
 // usage is the numbers of requests that a data plane has reported for a bucket.
@@ -75,20 +74,11 @@ type bucket struct {
 	demand int64 // units per hour
 	seen   int64 // instant of the last report; 0: none yet
 	used   int64 // instant of the last report with a request; 0: none yet
-	phase  phase
-	closed int64 // instant at which phase left serving
+	gone   bool  // abandoned
 
 	free, charged bool  // the key has no limit now; charged: its requests are admitted and charged
 	freed         int64 // instant of the last allowAll
 }
-
-type phase uint8
-
-const (
-	serving phase = iota
-	closing       // DENY_ALL was sent, and may not be in effect yet
-	gone          // abandoned
-)
 
 // loan is the loan for one assignment.
 type loan struct {
@@ -138,7 +128,7 @@ func in(rate int64, t time.Duration) int64 {
 // assignment.
 func (b *bucket) report(now int64, u usage) (excess int64) {
 	elapsed, n := time.Duration(now-b.seen), min(u.allowed+u.denied, algo.MaxLimit)
-	if b.seen == 0 || b.phase == gone {
+	if b.seen == 0 || b.gone {
 		elapsed = period
 		b.demand = max(per(n, period), firstDemand)
 	} else {
@@ -250,25 +240,15 @@ func (b *bucket) tells() (tasks []task) {
 
 // ask returns what the data plane is told at once (told), or the loan to ask for (asked); nil: none is needed.
 func (b *bucket) ask(now int64) (told action, asked *loan) {
-	active := b.used == b.seen
-	switch {
-	case b.phase != serving && active:
-		b.phase = serving
-	case b.phase == gone:
+	b.gone = b.gone && b.used != b.seen
+	switch idle := time.Duration(now - b.used); {
+	case b.gone:
 		return action{}, nil
-	case b.phase == closing:
-		if now < b.closed+int64(Delivery) {
-			return action{}, nil
-		}
-		b.phase, b.closed = gone, now
+	case b.used == 0, idle >= idleAfter+term: // without a request: the bucket is one of an earlier stream
+		b.gone = true
 		return action{verdict: abandon}, nil
-	case b.used == 0: // the data plane knows the bucket from an earlier stream
-		b.phase, b.closed = gone, now
-		return action{verdict: abandon}, nil
-	case now >= b.used+int64(idleAfter):
-		b.phase, b.closed = closing, now
-		b.replace(now)
-		return action{verdict: denyAll, life: 2 * Life}, nil
+	case idle >= idleAfter:
+		return action{}, nil
 	}
 	wants := min(b.demand/4*5+leastDemand, algo.MaxLimit)
 	if b.free && now < b.freed+int64(renewAfter) {
@@ -321,14 +301,14 @@ func (t task) answered(now int64, a *limit.QuotaLent) action {
 	case b.free:
 		b.replace(now)
 		b.freed = now
-		return action{verdict: allowAll, life: Life}
+		return action{verdict: allowAll}
 	case a.Err != nil || a.Granted == 0:
 		if had := b.last(); had != nil && a.Err == nil && now < had.sent+int64(Life-period) &&
 			(had.rate > 0 || had.units > had.used) {
 			return action{} // the assignment in effect still has units
 		}
 		b.replace(now)
-		return action{verdict: denyAll, life: Life}
+		return action{verdict: denyAll}
 	}
 	l.units, l.rate, l.left = min(a.Granted, algo.MaxLimit), a.Rate, min(a.Granted, algo.MaxLimit)
 	if now > l.asked+int64(askMost) {
@@ -337,8 +317,8 @@ func (t task) answered(now int64, a *limit.QuotaLent) action {
 	}
 	b.replace(now)
 	l.sent = now
-	return action{verdict: assign, units: min(l.units, math.MaxUint32), rate: l.rate, life: Life}
+	return action{verdict: assign, units: min(l.units, math.MaxUint32), rate: l.rate}
 }
 
 // done says whether the bucket can be forgotten.
-func (b *bucket) done() bool { return b.phase == gone && len(b.loans) == 0 }
+func (b *bucket) done() bool { return b.gone && len(b.loans) == 0 }

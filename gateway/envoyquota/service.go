@@ -152,7 +152,7 @@ func (s *Service) append(out *quotav3.RateLimitQuotaResponse, id *quotav3.Bucket
 			BucketId: id,
 			BucketAction: &quotav3.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction_{
 				QuotaAssignmentAction: &quotav3.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction{
-					AssignmentTimeToLive: durationpb.New(a.life), RateLimitStrategy: strategy,
+					AssignmentTimeToLive: durationpb.New(Life), RateLimitStrategy: strategy,
 				},
 			},
 		})

@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"strconv"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -41,15 +39,10 @@ func (s *Server) borrowerOf(ctx context.Context, drawn uint64) uint64 {
 // borrow processes a report of loans and answers it. later says that the answer waits for copies, in a goroutine that
 // leaves a. The reader does not wait for that, since further reports may return units that other borrowers wait for.
 func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *callMemory) (later bool, err error) {
-	ended := codes.OK
 	answers, wait, bad := c.report(in)
 	if bad != nil {
-		ended = wire.Code(bad.Kind)
-		if c.server.cfg.Lender == nil {
-			ended = codes.Unimplemented
-		}
 		e := wire.ProtoError(wire.Named(bad))
-		e.Code, e.Field = int32(ended), borrowField+e.Field
+		e.Field = borrowField + e.Field
 		return false, c.send(&weirv1.CheckStreamResponse{Sequence: sequence, Error: e})
 	}
 	if wait == nil {
@@ -74,8 +67,6 @@ const borrowField = "borrow."
 // the report.
 func (c *checkStream) report(in *weirv1.BorrowRequest) (answers []limit.Lent, wait func(), bad *limit.Error) {
 	switch n := len(in.Loans); {
-	case c.server.cfg.Lender == nil:
-		return nil, nil, &limit.Error{Kind: limit.Invalid, Message: "this node lends nothing"}
 	case n > limit.MaxBatch:
 		return nil, nil, limit.NewError(limit.TooLarge, "loans",
 			"are "+strconv.Itoa(n)+", at most "+strconv.Itoa(limit.MaxBatch)+" fit one request")

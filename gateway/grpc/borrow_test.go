@@ -20,18 +20,14 @@ import (
 )
 
 // borrower opens a stream to a node that lends from the policy p: 100 an hour.
-func borrowing(t *testing.T, lends bool) (loanStream, *limiter.Limiter) {
+func borrowing(t *testing.T) (loanStream, *limiter.Limiter) {
 	t.Helper()
 	noLeaks(t)
 	set, err := policy.Parse("p.yaml", []byte("policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"))
 	must.NoError(t, err)
 	l := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(l.Close)
-	cfg := ServerConfig{Service: l}
-	if lends {
-		cfg.Lender = l
-	}
-	return openLoans(t, connect(t, cfg)), l
+	return openLoans(t, connect(t, ServerConfig{Service: l, Lender: l})), l
 }
 
 // loanStream is a CheckStream for loans alone.
@@ -68,7 +64,7 @@ func report(want int64) *weirv1.LoanReport {
 }
 
 func TestBorrow(t *testing.T) {
-	stream, l := borrowing(t, true)
+	stream, l := borrowing(t)
 	ask := func(in *weirv1.BorrowRequest) *weirv1.BorrowResponse {
 		t.Helper()
 		must.NoError(t, stream.Send(in))
@@ -102,7 +98,7 @@ func TestBorrow(t *testing.T) {
 
 // TestNegativeWant: who wants fewer than no units wants none, which renews no loan.
 func TestNegativeWant(t *testing.T) {
-	stream, _ := borrowing(t, true)
+	stream, _ := borrowing(t)
 	for _, c := range []struct {
 		want    int64
 		renewed bool
@@ -131,11 +127,10 @@ func TestBadBorrower(t *testing.T) {
 		"another": {[]*weirv1.BorrowRequest{{Borrower: 1}, {Borrower: 2}}, codes.InvalidArgument},
 		"no target": {[]*weirv1.BorrowRequest{{Borrower: 1, Loans: []*weirv1.LoanReport{{},
 			{Target: &weirv1.Target{Limit: &weirv1.Limit{Algorithm: 99}}}}}}, codes.InvalidArgument},
-		"too many":     {[]*weirv1.BorrowRequest{many}, codes.ResourceExhausted},
-		"nothing lent": {[]*weirv1.BorrowRequest{{Borrower: 1}}, codes.Unimplemented},
+		"too many": {[]*weirv1.BorrowRequest{many}, codes.ResourceExhausted},
 	} {
 		t.Run(name, func(t *testing.T) {
-			stream, l := borrowing(t, c.code != codes.Unimplemented)
+			stream, l := borrowing(t)
 			for _, in := range c.in {
 				_ = stream.Send(in)
 			}

@@ -30,16 +30,16 @@ import (
 // request, check decides it, and the codec returns the call to the pool (Recycle). The methods of operations.go have
 // generated handlers, which admitted wraps.
 
-// ServerConfig is what a Server needs. Service, Status, TopKeys, Topology and Panicked are required.
+// ServerConfig is what a Server needs. Service, Lender, Status, TopKeys, Topology and Panicked are required.
 type ServerConfig struct {
 	Service limiter.BatchService
-	// Lender lends units to callers; nil: reports of loans are errors.
+	// Lender lends units to callers.
 	Lender limit.Lender
 	// Kept is a budget in bytes for the targets that open streams have defined, shared among callers by name; nil: no
 	// bound.
 	Kept *fairshare.Places
 	// Caller returns the name of the authenticated caller, which separates the borrowers of different callers. Required
-	// with Kept or Lender.
+	// for Kept and Lender.
 	Caller func(context.Context) string
 	// Status describes the cluster.
 	Status func(context.Context) *weirv1.StatusResponse

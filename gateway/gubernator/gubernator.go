@@ -1,7 +1,7 @@
 // Package gubernator is the front end for Gubernator's callers: the service V1 of github.com/gubernator-io/gubernator
 // v2.13.0, over gRPC and as JSON over HTTP.
 //
-// It converts each request to a check of an inline limit (rules.of, call.take), has a limiter.BatchService decide
+// It converts each request to a check of an inline limit (call.ruleOf, call.take), has a limiter.BatchService decide
 // (call.decide), and converts the decisions (rule.answer). It keeps no state and decides nothing. Gubernator's token
 // bucket is a fixed window that the first hit opens, and its leaky bucket is a token bucket; docs/gubernator.md lists
 // the differences. The state belongs to the name (the namespace "gubernator/NAME"), the unique_key and the algorithm,
@@ -64,14 +64,12 @@ type Config struct {
 type Server struct {
 	pb.UnimplementedV1Server
 	cfg     Config
-	rules   rules
 	batches sync.Pool // of *limiter.Batch
 }
 
 // New returns a Server.
 func New(cfg Config) *Server {
-	return &Server{cfg: cfg, rules: rules{hashKey: cfg.HashKey},
-		batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
+	return &Server{cfg: cfg, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
 }
 
 // Register registers the service.
@@ -90,6 +88,9 @@ type call struct {
 	now   time.Time
 	owns  func(hash uint64) string
 	down  error // the error of a reset that found the owner unavailable
+
+	lastKey ruleKey
+	last    *rule // of lastKey; nil: none yet
 }
 
 // item is one request that needs a decision.
@@ -135,7 +136,7 @@ func (c *call) all(requests []*pb.RateLimitReq) error {
 // take answers a request that needs no decision, and adds the check of any other to the batch.
 func (c *call) take(i int, r *pb.RateLimitReq) error {
 	out := c.out[i]
-	rule, wrong := c.s.rules.of(r, c.now)
+	rule, wrong := c.ruleOf(r)
 	switch {
 	case wrong != "":
 		out.Error = wrong

@@ -22,7 +22,6 @@ import (
 	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
-	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/scripted"
@@ -233,21 +232,14 @@ func TestFailures(t *testing.T) {
 	expect.NoError(t, err, "it is alive")
 }
 
-// TestRules: limits are worked out once, and no more of them are kept than there may be.
+// TestRules: another limit is of the same state, which has the same owner.
 func TestRules(t *testing.T) {
-	r := rules{hashKey: ring.HashKey{}}
+	c := call{s: New(Config{}), owns: func(uint64) string { return "" }, now: start}
 	in := request(leaky, 10, 1000)
-	first, _ := r.of(in, start)
-	again, _ := r.of(in, start)
-	expect.Equal(t, again, first, "worked out twice")
+	first, _ := c.ruleOf(in)
 	in.Limit = 11
-	other, _ := r.of(in, start)
-	expect.True(t, other != first && other.hash == first.hash, "another limit is not the same state")
-	for i := range int64(maxRules + 10) {
-		in.Limit = 100 + i
-		r.of(in, start)
-	}
-	expect.True(t, len(r.by) <= maxRules, "%d are kept", len(r.by))
+	other, _ := c.ruleOf(in)
+	expect.True(t, other.limit.Limit == 11 && other.hash == first.hash, "another limit is not the same state")
 }
 
 // BenchmarkGetRateLimits decides calls of 100 requests, decoding and encoding included.

@@ -2,6 +2,7 @@ package gubernator
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -81,23 +82,18 @@ func answered(out proto.Message, err error) (httpStatus int, contentType string,
 	return httpStatus, "application/json", text
 }
 
+// statuses maps the codes of errors to statuses; 499 is nginx's for a caller that has closed the connection.
+var statuses = map[codes.Code]int{
+	codes.InvalidArgument: http.StatusBadRequest, codes.OutOfRange: http.StatusBadRequest,
+	codes.PermissionDenied: http.StatusForbidden, codes.Unavailable: http.StatusServiceUnavailable,
+	codes.DeadlineExceeded: http.StatusGatewayTimeout, codes.Canceled: 499,
+}
+
 // failure encodes an error as Gubernator's gateway (grpc-gateway) does.
 func failure(err error) (httpStatus int, text []byte) {
 	st := status.Convert(err)
-	httpStatus = http.StatusInternalServerError
-	switch st.Code() {
-	case codes.InvalidArgument, codes.OutOfRange:
-		httpStatus = http.StatusBadRequest
-	case codes.PermissionDenied:
-		httpStatus = http.StatusForbidden
-	case codes.Unavailable:
-		httpStatus = http.StatusServiceUnavailable
-	case codes.DeadlineExceeded:
-		httpStatus = http.StatusGatewayTimeout
-	case codes.Canceled:
-		httpStatus = 499 // nginx's status for a caller that has closed the connection
-	}
 	code := st.Code()
+	httpStatus = cmp.Or(statuses[code], http.StatusInternalServerError)
 	if errors.Is(err, errBody) {
 		httpStatus, code = http.StatusRequestEntityTooLarge, codes.ResourceExhausted
 	}

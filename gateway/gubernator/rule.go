@@ -2,8 +2,6 @@ package gubernator
 
 import (
 	"strconv"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -16,9 +14,9 @@ import (
 type rule struct {
 	limit     algo.Limit // Limit 0: admits no hits; Period: of a token bucket with a calendar interval, in UTC
 	namespace string
-	hash      ring.Scope
-	beyond    int64 // units of limit or burst above algo.MaxLimit
-	momentary bool  // the window has no length
+	hash      ring.Scope // only for callers who may know owners
+	beyond    int64      // units of limit or burst above algo.MaxLimit
+	momentary bool       // the window has no length
 }
 
 // intervals are the calendar intervals by the value of duration under DURATION_IS_GREGORIAN.
@@ -28,17 +26,6 @@ var intervals = [...]algo.Period{algo.Minute, algo.Hour, algo.Day, algo.Week, al
 func around(period algo.Period, t time.Time) (length time.Duration, last int64) {
 	start, end := period.Around(t)
 	return end.Sub(start), end.UnixMilli() - 1
-}
-
-// maxRules bounds the cache of rules. It is emptied when full.
-const maxRules = 4096
-
-// rules caches the rules of requests. It is safe for concurrent use.
-type rules struct {
-	hashKey ring.HashKey
-
-	mu sync.RWMutex
-	by map[ruleKey]*rule
 }
 
 // ruleKey has everything of a request that determines its rule.
@@ -53,8 +40,9 @@ type ruleKey struct {
 // maxName bounds a name, in bytes.
 const maxName = limit.MaxNamespace - len(limit.GubernatorNamespace)
 
-// of returns the rule of a request, or says what is wrong with the request.
-func (r *rules) of(in *pb.RateLimitReq, now time.Time) (_ *rule, wrong string) {
+// ruleOf returns the rule of a request, or says what is wrong with the request. It keeps the last rule, because the
+// requests of a call are mostly alike.
+func (c *call) ruleOf(in *pb.RateLimitReq) (_ *rule, wrong string) {
 	switch {
 	case in.GetUniqueKey() == "":
 		return nil, "field 'unique_key' cannot be empty"
@@ -71,30 +59,23 @@ func (r *rules) of(in *pb.RateLimitReq, now time.Time) (_ *rule, wrong string) {
 		k.burst = 0
 	case pb.Algorithm_LEAKY_BUCKET:
 		if k.gregorian && k.duration >= 0 && k.duration < int64(len(intervals)) {
-			k.length, _ = around(intervals[k.duration], now)
+			k.length, _ = around(intervals[k.duration], c.now)
 		}
 	default:
 		return nil, "invalid rate limit algorithm '" + strconv.Itoa(int(k.algorithm)) + "'"
 	}
-	r.mu.RLock()
-	known := r.by[k]
-	r.mu.RUnlock()
-	if known != nil {
-		return known, ""
+	if c.last != nil && k == c.lastKey {
+		return c.last, ""
 	}
 	made, wrong := k.rule()
 	if wrong != "" {
 		return nil, wrong
 	}
-	k.name = strings.Clone(k.name)
 	made.namespace = limit.GubernatorNamespace + k.name
-	made.hash = r.hashKey.Scope(limit.InlineScope(made.namespace, &made.limit))
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.by == nil || len(r.by) >= maxRules {
-		r.by = make(map[ruleKey]*rule)
+	if c.owns != nil {
+		made.hash = c.s.cfg.HashKey.Scope(limit.InlineScope(made.namespace, &made.limit))
 	}
-	r.by[k] = made
+	c.last, c.lastKey = made, k
 	return made, ""
 }
 

@@ -16,7 +16,7 @@ import (
 var jsonType = []string{"application/json"}
 
 func (x *exchange) checkOne() {
-	x.check = checkBody{Cost: 1}
+	x.check = checkBody{}
 	check, p := question(x, &x.check, (*form).check)
 	if p != nil {
 		x.problem(p)
@@ -118,20 +118,16 @@ func (x *exchange) decision(d *limit.Decision, peek bool) {
 	x.write(status, x.out)
 }
 
+// json answers v in JSON, or 500 if it cannot be encoded.
 func (x *exchange) json(status int, contentType string, v any) {
 	out, err := marshal(v)
 	if err != nil {
-		x.unwritten(err)
+		x.Logger.ErrorContext(x.r.Context(), "answer not written", "endpoint", x.r.Pattern, "error", err)
+		x.w.WriteHeader(http.StatusInternalServerError)
 		return
 	}
 	x.w.Header().Set("Content-Type", contentType)
 	x.write(status, out)
-}
-
-// unwritten answers 500 when the answer cannot be encoded.
-func (x *exchange) unwritten(err error) {
-	x.Logger.ErrorContext(x.r.Context(), "answer not written", "endpoint", x.r.Pattern, "error", err)
-	x.w.WriteHeader(http.StatusInternalServerError)
 }
 
 // marshal encodes an answer, with limits in the form of requests. Invalid UTF-8, which texts of callers and nodes may

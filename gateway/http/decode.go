@@ -8,7 +8,6 @@ import (
 	"mime"
 	"net/http"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -19,7 +18,7 @@ import (
 )
 
 // This file reads JSON bodies strictly. exchange.decode checks the headers, reads the body within MaxBody, waits for
-// memory (admit) and decodes; malformed and null turn errors of the JSON library into problems with the API's names of
+// memory (admit) and decodes; malformed and wrong turn errors of the JSON library into problems with the API's names of
 // fields. operations.go converts the decoded bodies to questions.
 
 // The bodies of requests. An empty string counts as a missing one.
@@ -32,17 +31,17 @@ type (
 	}
 	checkBody struct {
 		targetBody
-		Cost      int64  `json:"cost"`
+		Cost      *int64 `json:"cost"`
 		Partial   bool   `json:"partial"`
 		RequestID string `json:"request_id"`
 	}
 	checksBody struct {
-		Checks batch `json:"checks"`
-		Atomic bool  `json:"atomic"`
+		Checks list[checkBody] `json:"checks"`
+		Atomic bool            `json:"atomic"`
 	}
 	acquireBody struct {
 		targetBody
-		Cost      int64  `json:"cost"`
+		Cost      *int64 `json:"cost"`
 		TTL       string `json:"ttl"`
 		RequestID string `json:"request_id"`
 	}
@@ -100,7 +99,7 @@ type (
 	}
 	refundBody struct {
 		targetBody
-		Cost      int64  `json:"cost"`
+		Cost      *int64 `json:"cost"`
 		RequestID string `json:"request_id"`
 	}
 )
@@ -112,23 +111,12 @@ func (b *amountBody) given() bool { return b.Cost != nil || b.Usage != nil }
 // times its size in memory.
 type list[T any] []T
 
-// batch is the checks of a batch. A missing cost is 1.
-type batch []checkBody
-
-// tooMany is the error of a list or map with too many elements. Its text says how many are allowed.
-type tooMany string
-
-func (e tooMany) Error() string { return string(e) }
-
-// UnmarshalJSONFrom implements json.UnmarshalerFrom.
-func (b *batch) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
-	return elements(dec, (*[]checkBody)(b), checkBody{Cost: 1})
-}
-
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
 func (l *list[T]) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
-	var absent T
-	return elements(dec, (*[]T)(l), absent)
+	return elements(dec, '[', ']', reflect.TypeFor[[]T](), limit.MaxBatch, "elements fit in one batch", func() error {
+		*l = append(*l, *new(T))
+		return json.UnmarshalDecode(dec, &(*l)[len(*l)-1])
+	})
 }
 
 // usage is a limit.Usage. It reads at most limit.MaxClasses classes, for the same reason as list.
@@ -137,8 +125,7 @@ type usage limit.Usage
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
 func (u *usage) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	*u = make(usage)
-	few := tooMany(fmt.Sprintf("at most %d classes are taken", limit.MaxClasses))
-	return read(dec, '{', '}', reflect.TypeFor[usage](), limit.MaxClasses, few, func() error {
+	return elements(dec, '{', '}', reflect.TypeFor[usage](), limit.MaxClasses, "classes are taken", func() error {
 		var class string
 		var n int64
 		err := cmp.Or(json.UnmarshalDecode(dec, &class), json.UnmarshalDecode(dec, &n))
@@ -147,17 +134,9 @@ func (u *usage) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	})
 }
 
-// elements reads an array. absent has the values of missing fields of an element.
-func elements[T any](dec *jsontext.Decoder, into *[]T, absent T) error {
-	few := tooMany(fmt.Sprintf("at most %d elements fit in one batch", limit.MaxBatch))
-	return read(dec, '[', ']', reflect.TypeFor[[]T](), limit.MaxBatch, few, func() error {
-		*into = append(*into, absent)
-		return json.UnmarshalDecode(dec, &(*into)[len(*into)-1])
-	})
-}
-
-// read reads an array or object of the Go type of; one reads an element. Beyond most elements it returns few.
-func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most int, few error,
+// elements reads an array or object of the Go type of; one reads an element. The error for more than most elements is a
+// *limit.Error that says of what so many are taken.
+func elements(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most int, what string,
 	one func() error) error {
 	if k := dec.PeekKind(); k != begin {
 		return cmp.Or[error](dec.SkipValue(), &json.SemanticError{JSONKind: k, GoType: of})
@@ -165,7 +144,7 @@ func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most
 	_, err := dec.ReadToken()
 	for n := 0; err == nil && dec.PeekKind() != end; n++ {
 		if n == most {
-			return few
+			return limit.NewError(limit.TooLarge, "", fmt.Sprintf("at most %d %s", most, what))
 		}
 		err = one()
 	}
@@ -175,18 +154,15 @@ func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most
 	return err
 }
 
-// decode reads the request's body into v. v must hold the values of missing fields.
+// decode reads the request's body into v.
 func (x *exchange) decode(v any) *problem {
 	if p := cmp.Or(encoding(x.r.Header), mediaType(x.r.Header)); p != nil {
 		return p
 	}
-	if x.r.ContentLength > x.MaxBody { // no need to read any of it
-		return x.tooLarge()
-	}
-	x.in.Reset()
-	if _, err := x.in.ReadFrom(&countedBody{x, http.MaxBytesReader(x.w, x.r.Body, x.MaxBody)}); err != nil {
-		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-			return x.tooLarge()
+	if err := x.read(x.MaxBody); err != nil {
+		if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return &problem{status: http.StatusRequestEntityTooLarge,
+				message: fmt.Sprintf("the body is larger than %d bytes", large.Limit)}
 		}
 		return invalid("", "the body could not be read to its end")
 	}
@@ -204,15 +180,20 @@ func (x *exchange) decode(v any) *problem {
 	// The library reads null as a zero value, which would make a cost a free peek.
 	if bytes.Contains(body, []byte("null")) {
 		if at, found := findNull(body); found {
-			return null(fieldAt(at))
+			return wrong(at, "must not be null")
 		}
 	}
 	return nil
 }
 
-func (a *api) tooLarge() *problem {
-	message := fmt.Sprintf("the body is larger than %d bytes", a.MaxBody)
-	return &problem{status: http.StatusRequestEntityTooLarge, message: message}
+// read reads the request's body, which may have most bytes. The error for a longer one is an *http.MaxBytesError.
+func (x *exchange) read(most int64) error {
+	x.in.Reset()
+	if x.r.ContentLength > most { // no need to read any of it
+		return &http.MaxBytesError{Limit: most}
+	}
+	_, err := x.in.ReadFrom(&countedBody{x, http.MaxBytesReader(x.w, x.r.Body, most)})
+	return err
 }
 
 func unsupported(message string) *problem {
@@ -253,20 +234,21 @@ func mediaType(h http.Header) *problem {
 func malformed(err error) *problem {
 	if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 		if errors.Is(err, jsontext.ErrDuplicateName) {
-			return invalid(fieldAt(syntactic.JSONPointer), "is given twice")
+			return wrong(syntactic.JSONPointer, "is given twice")
 		}
-		return misspelt(syntactic)
+		return wrong(syntactic.JSONPointer, fmt.Sprintf("is not valid JSON: %s after byte %d",
+			clip(fmt.Sprint(syntactic.Err)), syntactic.ByteOffset))
 	}
 	semantic, ok := errors.AsType[*json.SemanticError](err)
 	if !ok {
 		return invalid("", "the body is not valid JSON: "+clip(err.Error()))
 	}
-	field := fieldAt(semantic.JSONPointer)
-	if few, ok := errors.AsType[tooMany](err); ok {
-		return &problem{status: http.StatusRequestEntityTooLarge, field: field, message: string(few)}
+	at := semantic.JSONPointer
+	if tooMany, ok := errors.AsType[*limit.Error](err); ok {
+		return &problem{status: http.StatusRequestEntityTooLarge, field: fieldAt(at), message: tooMany.Message}
 	}
 	if errors.Is(err, json.ErrUnknownName) {
-		return invalid(field, "there is no such field here")
+		return invalid(fieldAt(at), "there is no such field here")
 	}
 	kind := reflect.Invalid
 	if semantic.GoType != nil {
@@ -286,35 +268,16 @@ func malformed(err error) *problem {
 	default:
 		want = "an object"
 	}
-	if field == "" {
-		return invalid("", "the body must be "+want)
-	}
-	return invalid(field, "must be "+want)
+	return wrong(at, "must be "+want)
 }
 
-// misspelt says where and in which field the body stops being JSON.
-func misspelt(err *jsontext.SyntacticError) *problem {
-	message := "is not valid JSON"
-	if err.Err != nil {
-		message += ": " + clip(err.Err.Error())
-	}
-	message += " after byte " + strconv.FormatInt(err.ByteOffset, 10)
-	field := fieldAt(err.JSONPointer)
+// wrong returns the problem of a place in the body. message is about the field there or, at the root, the body.
+func wrong(at jsontext.Pointer, message string) *problem {
+	field := fieldAt(at)
 	if field == "" {
 		message = "the body " + message
 	}
 	return invalid(field, message)
-}
-
-// null rejects a null, in a field, as an element of a batch or as the body.
-func null(field string) *problem {
-	switch {
-	case field == "":
-		return invalid("", "the body is null; it must be a JSON object")
-	case strings.HasSuffix(field, "]"):
-		return invalid(field, "must be an object, not null")
-	}
-	return invalid(field, "must not be null; leave the field out instead")
 }
 
 // findNull finds the first null in valid JSON.
@@ -333,18 +296,15 @@ func findNull(body []byte) (jsontext.Pointer, bool) {
 // fieldAt returns a place in the body as problems name it: checks[3].limit.window for /checks/3/limit/window.
 func fieldAt(at jsontext.Pointer) string {
 	var b strings.Builder
-	depth, list := 0, false
 	for token := range at.Tokens() {
 		switch {
-		case depth == 1 && list && strings.Trim(token, "0123456789") == "":
-			b.WriteString("[" + token + "]")
-		case depth > 0:
-			b.WriteString("." + token)
-		default:
+		case b.Len() == 0:
 			b.WriteString(token)
-			list = slices.Contains([]string{"checks", "reserves", "extends", "commits"}, token)
+		case strings.Trim(token, "0123456789") == "":
+			b.WriteString("[" + token + "]")
+		default:
+			b.WriteString("." + token)
 		}
-		depth++
 	}
 	return clip(b.String())
 }

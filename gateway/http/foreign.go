@@ -36,10 +36,7 @@ func (a *api) foreign(f Foreign) http.HandlerFunc {
 				x.problem(p)
 				return
 			}
-			err = &http.MaxBytesError{Limit: maxForeignBody}
-			if x.r.ContentLength <= maxForeignBody { // a body that is known to be larger is not read
-				_, err = x.in.ReadFrom(&countedBody{x, http.MaxBytesReader(x.w, x.r.Body, maxForeignBody)})
-			}
+			err = x.read(maxForeignBody)
 		}
 		if err == nil {
 			err = x.admit(int64(x.in.Len()) * (perByte + perForeignByte))

@@ -65,6 +65,8 @@ type forwardQuery struct {
 	denyStatus  int // status of all refusals; 0: as statusOf says
 }
 
+var denyStatuses = map[string]int{"401": http.StatusUnauthorized, "403": http.StatusForbidden}
+
 // parseForwardQuery reads the query of a forward-auth request.
 func parseForwardQuery(raw string) (q forwardQuery, p *problem) {
 	query, p := queryOf(raw, "policy", "key", "key_header", "key_ip", "ipv6_prefix", "cost", "deny_status")
@@ -85,16 +87,10 @@ func parseForwardQuery(raw string) (q forwardQuery, p *problem) {
 	bits, badBits := whole(query, "ipv6_prefix", 128, 0)
 	cost, badCost := whole(query, "cost", algo.MaxLimit, 1)
 	q.ipv6Bits, q.cost = int(bits), cost
-	switch query["deny_status"] {
-	case "":
-	case "401":
-		q.denyStatus = http.StatusUnauthorized
-	case "403":
-		q.denyStatus = http.StatusForbidden
-	default:
-		return q, invalid("deny_status", "must be 401 or 403, or left out for the status that says why")
-	}
+	q.denyStatus = denyStatuses[query["deny_status"]]
 	switch {
+	case query["deny_status"] != "" && q.denyStatus == 0:
+		return q, invalid("deny_status", "must be 401 or 403, or left out for the status that says why")
 	case badBits != nil || badCost != nil:
 		return q, cmp.Or(badBits, badCost)
 	case q.policy == "":
@@ -212,9 +208,12 @@ func refusalDetail(d *limit.Decision) string {
 	return "the limit lets this request pass in " + strconv.FormatInt(quotaheader.RoundUp(wait, time.Second), 10) + " s"
 }
 
-// gatewayRequest returns a request with the gateway's credentials only. The rest of the header comes from the gateway's
-// caller.
-func gatewayRequest(r *http.Request) *http.Request {
+// askerOf returns the request with the credentials of who asks. For forward-auth it has the gateway's only, because the
+// rest of the header comes from the gateway's caller.
+func askerOf(r *http.Request) *http.Request {
+	if r.URL.Path != forwardAuthPath {
+		return r
+	}
 	g := r.WithContext(r.Context()) // a copy
 	g.Header = make(http.Header)
 	if tokens := r.Header[gatewayCredentials]; len(tokens) > 0 {

@@ -22,7 +22,8 @@ package httpapi
 import (
 	"bytes"
 	"context"
-	"html/template"
+	"fmt"
+	"html"
 	"log/slog"
 	"net"
 	"net/http"
@@ -44,8 +45,8 @@ import (
 type Config struct {
 	// Service decides, and carries out the other operations.
 	Service limit.Service
-	// Status describes the cluster for GET /v1/status. An error is answered 503.
-	Status func(context.Context) (*weirv1.StatusResponse, error)
+	// Status describes the cluster for GET /v1/status.
+	Status func(context.Context) *weirv1.StatusResponse
 	// Ready says whether this node should get traffic. detail says why not, or what else an operator should know. It is
 	// shown with either answer, to callers with auth.RoleRead.
 	Ready func() (ready bool, detail string)
@@ -190,7 +191,7 @@ func (a *api) routes() []Route {
 				return overridesBodyOf(list)
 			})},
 		{"PUT", "/v1/overrides", auth.RoleOverrides,
-			operation(a, overrideBody{}, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
+			operation(a, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
 				return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: b.Policy, Key: b.Key,
 					Prefix:   b.Prefix,
 					Settings: string(b.Settings)}}
@@ -205,7 +206,7 @@ func (a *api) routes() []Route {
 			queried(a, topKeysOf, a.TopKeys, func(ask *weirv1.TopKeysRequest, top *weirv1.TopKeysResponse) any {
 				return topKeysBodyOf(ask.Order, top)
 			})},
-		{"POST", "/v1/keys/describe", auth.RoleKeys, operation(a, targetBody{}, (*form).target,
+		{"POST", "/v1/keys/describe", auth.RoleKeys, operation(a, (*form).target,
 			func(ctx context.Context, t limit.Target) (*limit.KeyState, error) {
 				return a.Describe(ctx, &t)
 			}, inJSON(keyStateOf))},
@@ -275,11 +276,7 @@ func (a *api) counted(next http.HandlerFunc) http.HandlerFunc {
 			next(w, r)
 			return
 		}
-		asker := r
-		if r.URL.Path == forwardAuthPath {
-			asker = gatewayRequest(r)
-		}
-		end, ok := a.Begin(asker)
+		end, ok := a.Begin(askerOf(r))
 		defer end()
 		if ok {
 			next(w, r)
@@ -306,11 +303,7 @@ func (a *api) authorized(rt Route) http.HandlerFunc {
 		return rt.Handler
 	}
 	return func(w http.ResponseWriter, r *http.Request) {
-		asker := r
-		if rt.Path == forwardAuthPath {
-			asker = gatewayRequest(r)
-		}
-		ctx, denial := a.Authorize(asker, rt.Role)
+		ctx, denial := a.Authorize(askerOf(r), rt.Role)
 		if denial != nil {
 			if rt.Path == forwardAuthPath && !denial.Authenticated {
 				there := *denial
@@ -358,46 +351,38 @@ func (x *exchange) notFound() {
 		message: "there is nothing at " + clip(x.r.URL.Path) + "; /openapi.yaml lists what there is"})
 }
 
-// indexPage is the index for browsers. Nothing in it comes from a request.
-var indexPage = template.Must(template.New("index").Parse(`<!doctype html>
+// indexPage is the index for browsers, around a link to the console and the list of routes.
+const indexPage = `<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark"><title>Weir</title></head>
-<body>
-<h1>Weir, a distributed rate limiter</h1>
-{{if .Console}}<p><a href="{{.Console}}">The console</a> shows the cluster, and tries checks.</p>
-{{end}}<p><a href="/openapi.yaml">openapi.yaml</a> describes these endpoints:</p>
-<ul>
-{{range .Routes}}<li><code>{{.}}</code></li>
-{{end}}</ul>
-</body>
+<body><h1>Weir, a distributed rate limiter</h1>
+%s<p><a href="/openapi.yaml">openapi.yaml</a> describes these endpoints:</p>
+<pre>%s</pre></body>
 </html>
-`))
+`
 
+// index lists the routes. Nothing in the list comes from a request.
 func (x *exchange) index() {
-	page := struct {
-		Console string
-		Routes  []string
-	}{Console: x.Console}
+	var routes strings.Builder
 	for _, rt := range x.routes() {
-		page.Routes = append(page.Routes, rt.Method+" "+rt.Path)
+		routes.WriteString(rt.Method + " " + rt.Path + "\n")
 	}
 	h := x.w.Header()
+	h.Set("Vary", "Accept")
+	h.Set("X-Content-Type-Options", "nosniff")
 	if !strings.Contains(x.r.Header.Get("Accept"), "text/html") {
 		h.Set("Content-Type", "text/plain; charset=utf-8")
 		const title = "Weir, a distributed rate limiter. /openapi.yaml describes these endpoints:\n\n"
-		x.write(http.StatusOK, []byte(title+strings.Join(page.Routes, "\n")+"\n"))
+		x.write(http.StatusOK, []byte(title+routes.String()))
 		return
 	}
-	var b bytes.Buffer
-	if err := indexPage.Execute(&b, &page); err != nil {
-		x.unwritten(err)
-		return
+	console := ""
+	if x.Console != "" {
+		console = `<p><a href="` + x.Console + `">The console</a> shows the cluster, and tries checks.</p>` + "\n"
 	}
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Vary", "Accept")
-	x.write(http.StatusOK, b.Bytes())
+	x.write(http.StatusOK, fmt.Appendf(nil, indexPage, console, html.EscapeString(routes.String())))
 }
 
 // NewServer returns a server for the handler, with bounds on what a slow or hostile client can hold. log gets the

@@ -79,11 +79,9 @@ func newAPI(t testing.TB, service *scripted.Service, change func(*Config)) *test
 		},
 		Describe:  func(context.Context, *limit.Target) (*limit.KeyState, error) { return &limit.KeyState{}, nil },
 		Overrides: new(fakeOverrides),
-		Status: func(context.Context) (*weirv1.StatusResponse, error) {
-			return &weirv1.StatusResponse{Node: "weir-0"}, nil
-		},
-		Ready:    func() (bool, string) { return true, "" },
-		Policies: func() PolicyListing { return PolicyListing{Hash: "00"} },
+		Status:    func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "weir-0"} },
+		Ready:     func() (bool, string) { return true, "" },
+		Policies:  func() PolicyListing { return PolicyListing{Hash: "00"} },
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 			io.WriteString(w, "weir_requests_total 0\n")

@@ -23,30 +23,21 @@ type topKeysBody struct {
 	Unreachable       []string        `json:"unreachable"`
 }
 
+// keyUseBody is a message with other forms of some fields: those that are named here hide the message's.
 type keyUseBody struct {
-	Policy         string   `json:"policy,omitempty"`
-	Namespace      string   `json:"namespace,omitempty"`
-	Key            string   `json:"key"`
-	Decisions      int64    `json:"decisions"`
-	DecisionsError int64    `json:"decisions_error"`
-	Refused        int64    `json:"refused"`
-	RefusedError   int64    `json:"refused_error"`
-	Algorithm      string   `json:"algorithm,omitempty"`
-	WindowMS       int64    `json:"window_ms,omitzero"`
-	Limit          int64    `json:"limit,omitzero"`
-	Used           *int64   `json:"used,omitempty"`
-	Utilization    *float64 `json:"utilization,omitempty"`
+	*weirv1.KeyUse
+	Algorithm   string   `json:"algorithm,omitempty"`
+	WindowNS    struct{} `json:"window_ns,omitzero"`
+	WindowMS    int64    `json:"window_ms,omitzero"`
+	Limit       int64    `json:"limit,omitzero"`
+	Used        *int64   `json:"used,omitempty"`
+	Utilization *float64 `json:"utilization,omitempty"`
 }
 
+// policyUseBody is a message without a Banned of 0.
 type policyUseBody struct {
-	Policy       string `json:"policy"`
-	Allowed      uint64 `json:"allowed"`
-	Refused      uint64 `json:"refused"`
-	Shadowed     uint64 `json:"shadowed"`
-	FailedOpen   uint64 `json:"failed_open"`
-	FailedClosed uint64 `json:"failed_closed"`
-	Errors       uint64 `json:"errors"`
-	Banned       uint64 `json:"banned,omitzero"`
+	*weirv1.PolicyUse
+	Banned uint64 `json:"banned,omitzero"`
 }
 
 // KeyOrders returns the names of weir.v1's orders of keys by number; number 0 has none.
@@ -86,9 +77,7 @@ func topKeysBodyOf(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) *topKeysB
 		Members:           listed(top.GetMembers()), Unreachable: listed(top.GetUnreachable()),
 	}
 	for i, k := range top.GetKeys() {
-		b := keyUseBody{Policy: k.GetPolicy(), Namespace: k.GetNamespace(), Key: k.GetKey(),
-			Decisions: k.GetDecisions(), DecisionsError: k.GetDecisionsError(),
-			Refused: k.GetRefused(), RefusedError: k.GetRefusedError()}
+		b := keyUseBody{KeyUse: k}
 		if k.GetLimit() > 0 {
 			used, full := k.GetUsed(), float64(k.GetUsed())/float64(k.GetLimit())
 			b.Algorithm, b.Limit, b.Used, b.Utilization = algo.Algorithm(k.GetAlgorithm()).String(), k.GetLimit(),
@@ -98,8 +87,7 @@ func topKeysBodyOf(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) *topKeysB
 		body.Keys[i] = b
 	}
 	for i, p := range top.GetPolicies() {
-		body.Policies[i] = policyUseBody{p.GetPolicy(), p.GetAllowed(), p.GetRefused(), p.GetShadowed(),
-			p.GetFailedOpen(), p.GetFailedClosed(), p.GetErrors(), p.GetBanned()}
+		body.Policies[i] = policyUseBody{p, p.GetBanned()}
 	}
 	return body
 }

@@ -17,20 +17,19 @@ import (
 // and has a form convert it, asked calls the Service, and a write function writes the answer. leases, reservations and
 // adjustments list the routes. openapi.yaml must describe each of them.
 
-// operation returns the handler of an operation whose request has a body. read converts the body, which starts as
-// absent, to a question; ask calls the Service; write writes the answer. ask is not called when the body has a problem.
+// operation returns the handler of an operation whose request has a body. read converts the body to a question; ask
+// calls the Service; write writes the answer. ask is not called when the body has a problem.
 func operation[B, Q, A any](
-	a *api, absent B, read func(*form, *B) Q, ask func(context.Context, Q) (A, error), write func(*exchange, A),
+	a *api, read func(*form, *B) Q, ask func(context.Context, Q) (A, error), write func(*exchange, A),
 ) http.HandlerFunc {
 	return a.handler(func(x *exchange) {
-		body := absent
+		var body B
 		q, p := question(x, &body, read)
 		asked(x, q, p, ask, write)
 	})
 }
 
-// question reads a body and converts it. The body must hold the values of missing fields. With a problem the question
-// is not usable.
+// question reads a body and converts it. With a problem the question is not usable.
 func question[B, Q any](x *exchange, body *B, read func(*form, *B) Q) (q Q, p *problem) {
 	f := form{api: x.api}
 	if f.problem = x.decode(body); f.problem == nil {
@@ -109,13 +108,17 @@ func (f *form) target(b *targetBody) limit.Target {
 	return t
 }
 
-// cost reads a cost of at least least: 0 for checks and 1 for operations for which 0 has no meaning.
-func (f *form) cost(cost, least int64) int64 {
-	if cost < least {
-		f.fail(invalid("cost", fmt.Sprintf("must be at least %d, is %d", least, cost)))
+// cost reads a cost of at least least: 0 for checks and 1 for operations for which 0 has no meaning. A missing cost is
+// 1.
+func (f *form) cost(given *int64, least int64) int64 {
+	if given == nil {
+		return 1
 	}
-	f.require((&limit.Check{Cost: cost}).ValidCost())
-	return cost
+	if *given < least {
+		f.fail(invalid("cost", fmt.Sprintf("must be at least %d, is %d", least, *given)))
+	}
+	f.require((&limit.Check{Cost: *given}).ValidCost())
+	return *given
 }
 
 // requestID reads a request id.
@@ -134,7 +137,7 @@ func (f *form) amount(b *amountBody, least, absent int64) limit.Amount {
 	case b.Usage != nil:
 		f.fail(invalid("usage", "is given beside cost: send one of them"))
 	}
-	return limit.Amount{Cost: f.cost(*b.Cost, least)}
+	return limit.Amount{Cost: f.cost(b.Cost, least)}
 }
 
 // leaseID and reservationID read ids.
@@ -191,13 +194,13 @@ func (f *form) reserve(b *reserveBody) limit.Reserve {
 func (a *api) leases() []Route {
 	return []Route{
 		{"POST", "/v1/acquire", auth.RoleCheck,
-			operation(a, acquireBody{Cost: 1}, func(f *form, b *acquireBody) limit.Acquire {
+			operation(a, func(f *form, b *acquireBody) limit.Acquire {
 				return limit.Acquire{
 					Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: f.requestID(b.RequestID),
 					TTL: f.ttl(b.TTL),
 				}
 			}, a.Service.Acquire, (*exchange).decided)},
-		{"POST", "/v1/renew", auth.RoleCheck, operation(a, renewBody{}, func(f *form, b *renewBody) heldCall {
+		{"POST", "/v1/renew", auth.RoleCheck, operation(a, func(f *form, b *renewBody) heldCall {
 			return heldCall{f.target(&b.targetBody), f.leaseID(b.LeaseID), f.ttl(b.TTL)}
 		}, func(ctx context.Context, q heldCall) (time.Duration, error) {
 			return a.Service.Renew(ctx, q.Target, q.id, q.ttl)
@@ -206,7 +209,7 @@ func (a *api) leases() []Route {
 			// ends.
 			return map[string]int64{"expires_in_ms": int64(lives / time.Millisecond)}
 		}))},
-		{"POST", "/v1/release", auth.RoleCheck, operation(a, releaseBody{}, func(f *form, b *releaseBody) heldCall {
+		{"POST", "/v1/release", auth.RoleCheck, operation(a, func(f *form, b *releaseBody) heldCall {
 			return heldCall{Target: f.target(&b.targetBody), id: f.leaseID(b.LeaseID)}
 		}, func(ctx context.Context, q heldCall) (bool, error) {
 			return a.Service.Release(ctx, q.Target, q.id)
@@ -218,36 +221,36 @@ func (a *api) leases() []Route {
 func (a *api) reservations() []Route {
 	return []Route{
 		{"POST", "/v1/reserve", auth.RoleCheck,
-			operation(a, reserveBody{}, (*form).reserve, a.Service.Reserve, (*exchange).decided)},
+			operation(a, (*form).reserve, a.Service.Reserve, (*exchange).decided)},
 		{"POST", "/v1/reserves", auth.RoleCheck,
-			operation(a, reservesBody{}, func(f *form, b *reservesBody) []limit.Reserve {
+			operation(a, func(f *form, b *reservesBody) []limit.Reserve {
 				return elementsOf(f, "reserves", b.Reserves, (*form).reserve)
 			}, a.Service.ReserveAll, (*exchange).all)},
 		{"POST", "/v1/extend", auth.RoleCheck,
-			operation(a, extendBody{}, (*form).extend, a.Service.Extend, (*exchange).decided)},
+			operation(a, (*form).extend, a.Service.Extend, (*exchange).decided)},
 		{"POST", "/v1/extends", auth.RoleCheck,
-			operation(a, extendsBody{}, func(f *form, b *extendsBody) []limit.Extend {
+			operation(a, func(f *form, b *extendsBody) []limit.Extend {
 				return elementsOf(f, "extends", b.Extends, (*form).extend)
 			}, a.Service.ExtendEach, func(x *exchange, results []limit.Result) {
 				x.each("extends", len(results), func(b []byte, i int) ([]byte, error) {
 					return appendDecision(b, &results[i].Decision), results[i].Err
 				})
 			})},
-		{"POST", "/v1/commit", auth.RoleCheck, operation(a, commitBody{}, (*form).commit, a.Service.Commit,
+		{"POST", "/v1/commit", auth.RoleCheck, operation(a, (*form).commit, a.Service.Commit,
 			func(x *exchange, got limit.Settled) {
 				x.w.Header()["Content-Type"] = jsonType
 				x.out = appendSettled(x.out[:0], &got)
 				x.write(http.StatusOK, x.out)
 			})},
 		{"POST", "/v1/commits", auth.RoleCheck,
-			operation(a, commitsBody{}, func(f *form, b *commitsBody) []limit.Commit {
+			operation(a, func(f *form, b *commitsBody) []limit.Commit {
 				return elementsOf(f, "commits", b.Commits, (*form).commit)
 			}, a.Service.CommitEach, func(x *exchange, results []limit.SettledResult) {
 				x.each("commits", len(results), func(b []byte, i int) ([]byte, error) {
 					return appendSettled(b, &results[i].Settled), results[i].Err
 				})
 			})},
-		{"POST", "/v1/cancel", auth.RoleCheck, operation(a, cancelBody{}, func(f *form, b *cancelBody) heldCall {
+		{"POST", "/v1/cancel", auth.RoleCheck, operation(a, func(f *form, b *cancelBody) heldCall {
 			return heldCall{Target: f.target(&b.targetBody), id: f.reservationID(b.ReservationID)}
 		}, func(ctx context.Context, q heldCall) (int64, error) {
 			return a.Service.Cancel(ctx, q.Target, q.id)
@@ -258,20 +261,20 @@ func (a *api) reservations() []Route {
 // adjustments returns the routes of operations that change a key without a decision.
 func (a *api) adjustments() []Route {
 	return []Route{
-		{"POST", "/v1/charge", auth.RoleCharge, operation(a, chargeBody{}, func(f *form, b *chargeBody) limit.Charge {
+		{"POST", "/v1/charge", auth.RoleCharge, operation(a, func(f *form, b *chargeBody) limit.Charge {
 			return limit.Charge{Target: f.target(&b.targetBody), Amount: f.amount(&b.amountBody, 1, 1),
 				RequestID: f.requestID(b.RequestID)}
 		}, a.Service.Charge, func(x *exchange, d limit.Decision) {
 			x.decision(&d, true) // charged in any case, so that no status says refused
 		})},
 		{"POST", "/v1/refund", auth.RoleRefund,
-			operation(a, refundBody{Cost: 1}, func(f *form, b *refundBody) limit.Check {
+			operation(a, func(f *form, b *refundBody) limit.Check {
 				return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: b.RequestID}
 			}, func(ctx context.Context, q limit.Check) (int64, error) {
 				return a.Service.Refund(ctx, q.Target, q.Cost, q.RequestID)
 			}, inJSON(refunded))},
 		{"POST", "/v1/reset", auth.RoleRefund,
-			operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (bool, error) {
+			operation(a, (*form).target, func(ctx context.Context, t limit.Target) (bool, error) {
 				return true, a.Service.Reset(ctx, t)
 			}, inJSON(func(reset bool) any { return map[string]bool{"reset": reset} }))},
 	}

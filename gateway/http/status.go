@@ -82,14 +82,7 @@ type reachedBody struct {
 }
 
 func (x *exchange) status() {
-	st, err := x.Status(x.r.Context())
-	if err != nil {
-		x.Logger.WarnContext(x.r.Context(), "status unavailable", "error", err)
-		x.problem(&problem{status: http.StatusServiceUnavailable,
-			message: "the node cannot describe the cluster at the moment: " + clip(err.Error())})
-		return
-	}
-	x.json(http.StatusOK, jsonType[0], statusBodyOf(st))
+	x.json(http.StatusOK, jsonType[0], statusBodyOf(x.Status(x.r.Context())))
 }
 
 // MarshalStatus returns a status in the JSON of GET /v1/status.

@@ -160,21 +160,9 @@ func length(b []byte, what string) (n int64, used int, err error) {
 		return 0, 0, nil
 	}
 	digits, whole := bytes.CutSuffix(b[1:end], []byte("\r"))
-	negative := len(digits) > 1 && digits[0] == '-'
-	if negative {
-		digits = digits[1:]
-	}
-	if !whole || len(digits) == 0 || len(digits) > 18 { // up to 18 digits fit int64
+	n, err = strconv.ParseInt(string(digits), 10, 64)
+	if !whole || err != nil || digits[0] == '+' {
 		return 0, 0, protocolError("invalid " + what + " length")
-	}
-	for _, c := range digits {
-		if !isDigit(c) {
-			return 0, 0, protocolError("invalid " + what + " length")
-		}
-		n = 10*n + int64(c-'0')
-	}
-	if negative {
-		n = -n
 	}
 	return n, end + 1, nil
 }

@@ -19,11 +19,7 @@ func appendInt(b []byte, n int64) []byte { return number(b, ':', n) }
 func appendArray(b []byte, n int) []byte { return number(b, '*', int64(n)) }
 
 func number(b []byte, kind byte, n int64) []byte {
-	b = append(b, kind)
-	if n >= 0 && n < 10 {
-		return append(b, byte('0'+n), '\r', '\n')
-	}
-	return append(strconv.AppendInt(b, n, 10), '\r', '\n')
+	return append(strconv.AppendInt(append(b, kind), n, 10), '\r', '\n')
 }
 
 // appendMap begins a map of n pairs. RESP2 has an array of keys and values in place of it.

@@ -18,8 +18,7 @@ package admission
 //	               partitions in progress
 //	calls          3 %   unary calls
 //	Unread         2 %   answers that wait for their callers to read them
-//	Kept           2 % what a node keeps for callers besides: reservations of Kuadrant's protocol, buckets of Envoy's
-//	               quota service
+//	Kept           2 %   buckets of Envoy's quota service
 //	Replies        2 %   replies to other nodes, kept because a node may send its request again
 //
 // No share is set aside for the most that a stream could take. What a stream takes beyond its idle bytes is counted in

@@ -15,7 +15,6 @@ import (
 	"github.com/weirlimit/weir/gateway/gubernator"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/internal/admission"
-	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/ring"
 )
 
@@ -30,10 +29,9 @@ type Envoy struct {
 
 // envoyFrontEnd is the node's part of the front end for Envoy. The zero value: there is no front end for Envoy.
 type envoyFrontEnd struct {
-	files    *envoy.Watcher
-	hits     *envoy.Hits
-	services []*envoy.Service // one for each listener
-	quota    *envoyquota.Metrics
+	files *envoy.Watcher
+	hits  *envoy.Hits
+	quota *envoyquota.Metrics
 }
 
 // openEnvoy reads the configuration files.
@@ -82,14 +80,11 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 		return nil
 	}
 	s := &n.cfg.Envoy
-	service := envoy.NewService(envoy.ServiceConfig{
-		Service: n.security.auth.Service(listener, n.limiter), Own: n.limiter, Config: n.envoy.files.Current,
+	return envoy.NewService(envoy.ServiceConfig{
+		Service: n.security.auth.Service(listener, n.limiter), Config: n.envoy.files.Current,
 		Now: time.Now, Count: n.envoy.hits.Count,
-		Kept: n.kept, Caller: n.security.nameOf, Headers: s.Headers, Metadata: s.Metadata, Shadow: s.Shadow,
-		Panicked: func(p *panics.Error) { n.panicked("background")("cancellation of an expired reservation", p) },
+		Headers: s.Headers, Metadata: s.Metadata, Shadow: s.Shadow,
 	})
-	n.envoy.services = append(n.envoy.services, service)
-	return service
 }
 
 // quotable returns why a policy of the file cannot be divided among data planes. It does not look at the overrides that

@@ -56,9 +56,6 @@ func (n *Node) serve() error {
 			servers.Go(func() { end(ctx) })
 		}
 		servers.Wait()
-		for _, s := range n.envoy.services {
-			s.Close()
-		}
 	})
 	return nil
 }
@@ -168,7 +165,7 @@ func (n *Node) serveHTTP() (end func(context.Context)) {
 		Host:  hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
 		Policies: n.listPolicies, Metrics: n.metrics.Handler(), Foreign: n.foreignRoutes(), Routes: n.consoleRoutes(),
 		Console: n.consolePath(),
-		Status:  func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
+		Status:  n.Status,
 		TopKeys: n.TopKeys, Describe: n.Describe, Overrides: n.overrides.service, NoInline: n.cfg.NoInline,
 		Logger:  n.log,
 		Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessageSize, Requests: n.requests, Buffers: n.buffers,

@@ -93,36 +93,33 @@ func Set(h http.Header, buf []byte, d *limit.Decision) []byte {
 	}
 	tightest := limit.LimitStatus{Limit: d.Limit, Window: d.Window, Remaining: d.Remaining,
 		RetryAfter: d.RetryAfter, ResetAfter: d.ResetAfter}
-	single := [1]limit.LimitStatus{tightest}
 	limits := d.Limits
 	if len(limits) == 0 {
-		limits = single[:]
+		limits = []limit.LimitStatus{tightest}
 	}
 
 	// All values are written into one buffer and cut out of one string, to allocate once.
-	b := buf[:0]
+	var room [128]byte
+	b, rest := buf[:0], room[:0]
 	for i := range limits {
-		if l := &limits[i]; l.Limit != algo.Unlimited {
-			b = appendMember(b, 0, d.Policy, i)
-			b = appendInt(b, ";q=", fieldInt(l.Limit))
-			if l.Window > 0 {
-				b = appendInt(b, ";w=", RoundUp(l.Window, time.Second))
-			}
+		l := &limits[i]
+		if l.Limit == algo.Unlimited {
+			continue
+		}
+		b = appendInt(appendMember(b, d.Policy, i), ";q=", fieldInt(l.Limit))
+		if l.Window > 0 {
+			b = appendInt(b, ";w=", RoundUp(l.Window, time.Second))
+		}
+		rest = appendInt(appendMember(rest, d.Policy, i), ";r=", fieldInt(l.Remaining))
+		if t := resetSeconds(d, l); t > 0 {
+			rest = appendInt(rest, ";t=", t)
 		}
 	}
 	if len(b) == 0 {
 		return b
 	}
 	policies := len(b)
-	for i := range limits {
-		if l := &limits[i]; l.Limit != algo.Unlimited {
-			b = appendMember(b, policies, d.Policy, i)
-			b = appendInt(b, ";r=", fieldInt(l.Remaining))
-			if t := resetSeconds(d, l); t > 0 {
-				b = appendInt(b, ";t=", t)
-			}
-		}
-	}
+	b = append(b, rest...)
 	remains := len(b)
 	b = strconv.AppendInt(b, tightest.Limit, 10)
 	lim := len(b)
@@ -155,10 +152,10 @@ func resetSeconds(d *limit.Decision, l *limit.LimitStatus) int64 {
 	return RoundUp(l.RetryAfter, time.Second)
 }
 
-// appendMember begins the list member of the policy's i-th limit, in a list that starts at from. The name becomes a
-// string of a structured field: other characters than printable ASCII are left out, quotes and backslashes are escaped.
-func appendMember(b []byte, from int, name string, i int) []byte {
-	if len(b) > from {
+// appendMember begins the list member of the policy's i-th limit. The name becomes a string of a structured field:
+// other characters than printable ASCII are left out, quotes and backslashes are escaped.
+func appendMember(b []byte, name string, i int) []byte {
+	if len(b) > 0 {
 		b = append(b, ", "...)
 	}
 	b = append(b, '"')

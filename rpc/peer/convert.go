@@ -27,6 +27,7 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 		return item
 	}
 	item.TtlNs, item.LeaseId, item.Atomic, item.Exact = int64(op.TTL), op.LeaseID, op.Atomic, op.Exact
+	item.Release = op.Release
 	if op.Reservation != (limiter.ReservationID{}) {
 		item.Reservation = slices.Clone(op.Reservation[:])
 	}
@@ -78,7 +79,8 @@ func hops(n uint32) uint8 { return uint8(min(n, math.MaxUint8)) }
 
 // extra reads the fields of Extra from an item.
 func extra(kind limiter.OpKind, item *peerv1.Item) *limiter.Extra {
-	op := &limiter.Extra{TTL: time.Duration(item.TtlNs), LeaseID: item.LeaseId, Atomic: item.Atomic, Exact: item.Exact}
+	op := &limiter.Extra{TTL: time.Duration(item.TtlNs), LeaseID: item.LeaseId, Atomic: item.Atomic, Exact: item.Exact,
+		Release: item.Release}
 	if len(item.Reservation) == len(op.Reservation) { // any other length: the zero id
 		copy(op.Reservation[:], item.Reservation)
 	}

@@ -94,9 +94,9 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 	fill(rng, reflect.ValueOf(&op.TTL).Elem())
 	op.Hops = uint8(rng.IntN(256))
 	fill(rng, reflect.ValueOf(&op.Reservation).Elem())
-	op.Atomic = rng.IntN(2) == 0
+	op.Atomic, op.Release = rng.IntN(2) == 0, rng.IntN(2) == 0
 	if kind != limiter.OpReserve {
-		op.Atomic = false
+		op.Atomic, op.Release = false, false
 		if kind != limiter.OpSettle && kind != limiter.OpExtend {
 			op.Reservation = limiter.ReservationID{}
 		}

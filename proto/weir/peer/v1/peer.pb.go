@@ -722,6 +722,7 @@ type Item struct {
 	Recall        *v1.LoanRecall `protobuf:"bytes,19,opt,name=recall,proto3" json:"recall,omitempty"`       // of recall
 	Quota         *Quota         `protobuf:"bytes,20,opt,name=quota,proto3" json:"quota,omitempty"`         // of quota
 	Borrower      uint64         `protobuf:"fixed64,21,opt,name=borrower,proto3" json:"borrower,omitempty"` // of borrow: whose loan it is, where the sender forwards what a client reports; 0: the sender's
+	Release       bool           `protobuf:"varint,22,opt,name=release,proto3" json:"release,omitempty"`    // of reserve: what is not committed within the ttl is given back, whatever the policy's on_expiry says
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -894,6 +895,13 @@ func (x *Item) GetBorrower() uint64 {
 		return x.Borrower
 	}
 	return 0
+}
+
+func (x *Item) GetRelease() bool {
+	if x != nil {
+		return x.Release
+	}
+	return false
 }
 
 // Quota is what a borrower that works with Quotas reports of a loan, and asks for. Totals are cumulative.
@@ -2179,7 +2187,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\banswered\x18\x06 \x01(\rR\banswered\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xe1\x04\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xfb\x04\n" +
 	"\x04Item\x12\x12\n" +
 	"\x04hops\x18\x01 \x01(\rR\x04hops\x12\x1d\n" +
 	"\n" +
@@ -2203,7 +2211,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x04loan\x18\x12 \x01(\v2\x13.weir.v1.LoanReportR\x04loan\x12+\n" +
 	"\x06recall\x18\x13 \x01(\v2\x13.weir.v1.LoanRecallR\x06recall\x12)\n" +
 	"\x05quota\x18\x14 \x01(\v2\x13.weir.peer.v1.QuotaR\x05quota\x12\x1a\n" +
-	"\bborrower\x18\x15 \x01(\x06R\bborrower\"\x91\x02\n" +
+	"\bborrower\x18\x15 \x01(\x06R\bborrower\x12\x18\n" +
+	"\arelease\x18\x16 \x01(\bR\arelease\"\x91\x02\n" +
 	"\x05Quota\x12\x1a\n" +
 	"\bborrower\x18\x01 \x01(\x06R\bborrower\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x18\n" +
