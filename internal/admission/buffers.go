@@ -107,7 +107,7 @@ func (l listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: under, bound: l.bound, ahead: ahead{raw: rawOf(under)}, gone: make(chan struct{})}
+	c := &conn{Conn: under, bound: l.bound, gone: make(chan struct{})}
 	l.bound.mu.Lock()
 	defer l.bound.mu.Unlock()
 	l.bound.conns[c] = struct{}{}
@@ -118,7 +118,6 @@ func (l listener) Accept() (net.Conn, error) {
 type conn struct {
 	net.Conn
 	bound *Buffers
-	ahead ahead
 	once  sync.Once
 	gone  chan struct{} // closed when the connection is
 
@@ -143,7 +142,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	if len(p) > step && b.used.Load() >= b.soft/2 {
 		p = p[:step]
 	}
-	n, err := c.receive(p)
+	n, err := c.Conn.Read(p)
 	if filling := b.filling.Load(); c.since.Load() != filling {
 		c.since.Store(filling)
 		c.brought.Store(0)
@@ -249,6 +248,5 @@ func (c *conn) Close() error {
 		delete(c.bound.conns, c)
 	})
 	c.forget()
-	defer c.ahead.close(c.bound) // a read in progress keeps nothing from now on
 	return c.Conn.Close()
 }
