@@ -2,6 +2,7 @@ package admission
 
 import (
 	"cmp"
+	"container/list"
 	"maps"
 	"net"
 	"runtime"
@@ -126,8 +127,7 @@ type conn struct {
 	unread         atomic.Int64 // bytes that wait to be written
 
 	mu      sync.Mutex
-	answers *answer // over gRPC, that wait to be written: a list, and how many it has
-	kept    int
+	answers list.List // of *answer: over gRPC, that wait to be written
 	ended   bool
 }
 
