@@ -201,7 +201,7 @@ func BenchmarkUnary(b *testing.B) {
 			if bounded {
 				calls = NewCalls(CallsConfig{
 					Authorize:    func(ctx context.Context, _ string) (context.Context, error) { return ctx, nil },
-					MaxAnonymous: 128, FirstMessage: 10 * time.Second, MaxCalls: 1000,
+					FirstMessage: 10 * time.Second, MaxCalls: 1000,
 					Caller: func(context.Context) (string, bool) { return "caller", true },
 				})
 			}

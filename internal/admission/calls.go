@@ -23,9 +23,6 @@ type CallsConfig struct {
 	// read. It returns the context for the handler, or the status to answer. Streams are authorized by an interceptor
 	// (see Options).
 	Authorize func(ctx context.Context, method string) (context.Context, error)
-	// MaxAnonymous bounds the calls in progress on anonymous connections; they are of methods that are open to all
-	// callers. One more call ends the oldest call of the source that has the most.
-	MaxAnonymous int
 	// MaxAge is the age of a connection at which the contexts of its streams end. Their reads fail EndPatience later.
 	// The server should have asked the caller to open another connection before that. See
 	// keepalive.ServerParameters.MaxConnectionAge.
@@ -71,7 +68,6 @@ type CallsConfig struct {
 type Calls struct {
 	cfg            CallsConfig
 	patience       time.Duration // EndPatience
-	anonymous      anonymousCalls
 	calls, streams room
 }
 
@@ -131,17 +127,15 @@ type call struct {
 	// buffered is below conn; nil: answers are not counted.
 	buffered *conn
 	asked    time.Time   // when the request of a unary call had come; zero: it has not
-	leave    func()      // takes it out of anonymousCalls; nil: its connection is authenticated
 	late     *time.Timer // ends the call if its first message does not come; nil: no bound
 }
 
 // The statuses of calls that Calls ends or does not begin.
 var (
-	noMessage        = status.New(codes.DeadlineExceeded, "no message came in time")
-	tooManyAnonymous = status.New(codes.Unavailable, "too many calls of callers who are not authenticated")
-	tooOld           = status.New(codes.Unavailable, "the connection is too old")
-	errAge           = tooOld.Err()
-	errFull          = status.Error(codes.Unavailable,
+	noMessage = status.New(codes.DeadlineExceeded, "no message came in time")
+	tooOld    = status.New(codes.Unavailable, "the connection is too old")
+	errAge    = tooOld.Err()
+	errFull   = status.Error(codes.Unavailable,
 		"this node, or the caller, has as many calls as it has memory for")
 	errTooMany = status.Error(codes.Unavailable,
 		"this node has too many connections: max-connections, max-connections-per-source, or its memory")
@@ -156,21 +150,17 @@ func (k *call) begin(ctx context.Context) error {
 		k.conn = ConnOf(p.Addr)
 		k.buffered = k.conn.buffered()
 	}
-	conn := k.conn
 	name, authenticated := "", true
 	if c.cfg.Caller != nil {
 		name, authenticated = c.cfg.Caller(ctx)
 	}
-	if authenticated && !conn.Authenticated(name) {
+	if authenticated && !k.conn.Authenticated(name) {
 		return errTooMany
 	}
 	if k.place, k.began = k.room.places.TakeAll(name, k.room.each); !k.began {
 		return errFull
 	}
 	k.room.open.Add(1)
-	if c.cfg.MaxAnonymous > 0 && !conn.IsAuthenticated() {
-		k.leave = c.anonymous.enter(k, conn.source.prefix, c.cfg.MaxAnonymous)
-	}
 	if c.cfg.FirstMessage > 0 {
 		k.late = time.AfterFunc(c.cfg.FirstMessage, func() { k.end(noMessage) })
 	}
@@ -202,9 +192,6 @@ func (k *call) end(why *status.Status) {
 // done undoes begin.
 func (k *call) done() {
 	k.came()
-	if k.leave != nil {
-		k.leave()
-	}
 	k.letGo()
 }
 

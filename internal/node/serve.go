@@ -114,9 +114,8 @@ func (n *Node) serveGRPC() (end func(context.Context)) {
 		Panicked: n.panicked("grpc"),
 	})
 	calls := admission.NewCalls(admission.CallsConfig{
-		Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections,
-		FirstMessage: n.limits.FirstMessageTimeout,
-		MaxAge:       n.limits.streamAge(), Ended: n.ended, Panicked: n.panicked("grpc"),
+		Authorize: n.security.auth.GRPC, FirstMessage: n.limits.FirstMessageTimeout,
+		MaxAge: n.limits.streamAge(), Ended: n.ended, Panicked: n.panicked("grpc"),
 		MaxCalls: n.cfg.Memory.MaxCalls, Memory: n.callersMemory, StreamBytes: admission.PerStream,
 		Caller: n.security.caller,
 	})
