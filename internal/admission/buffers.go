@@ -16,8 +16,7 @@ const (
 	// patience is how long a connection waits for room before relieve closes connections, and the shortest time between
 	// two such closings: a connection's memory is free some milliseconds after its end.
 	patience = 125 * time.Millisecond
-	// again is the time within which a new shortage of room is taken for a part of the last: what was freed did not
-	// last.
+	// again is the time within which a new shortage of room is a part of the last: what was freed did not last.
 	again = 8 * patience
 	// step is the most that one Read returns while the memory fills. net/http reads a body in pieces as large as what
 	// it has read of it already, so without step a hundred connections would take all room before any of them looks
@@ -56,12 +55,11 @@ type Buffers struct {
 	full       func(from net.Addr)
 	collecting sync.Mutex
 
-	mu     sync.Mutex
-	room   chan struct{} // closed and replaced when used falls below soft
-	conns  map[*conn]struct{}
-	last   time.Time // when connections were last closed for want of room
-	times  int       // how often relieve has acted since filling had the value of during
-	during int64
+	mu    sync.Mutex
+	room  chan struct{} // closed and replaced when used falls below soft
+	conns map[*conn]struct{}
+	last  time.Time // when connections were last closed for want of room
+	times int       // how often they were in this shortage
 }
 
 // NewBuffers returns Buffers of most bytes for at most so many connections. full is called for each connection that is
@@ -206,10 +204,10 @@ func (b *Buffers) relieve(now time.Time) {
 // freed. It takes only connections that have more than light of such bytes, and more than an eighth of the bytes of the
 // first.
 //
-// The first time it returns none. Each time that this was not enough, because the others took what was freed, it closes
-// twice as much, and includes connections that have received half as much. A new shortage soon after the last goes on
-// from half as often. Otherwise halves of messages would take all room for as long as they arrive; they wait in the
-// buffers of the callers' systems even after the callers have gone.
+// The first time in a shortage it returns none. Each time that this was not enough, because the others took what was
+// freed, it closes twice as much, and includes connections that have received half as much. Otherwise halves of messages
+// would take all room for as long as they arrive; they wait in the buffers of the callers' systems even after the
+// callers have gone.
 func (b *Buffers) heaviest(now time.Time) (heaviest []*conn, full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -219,13 +217,9 @@ func (b *Buffers) heaviest(now time.Time) (heaviest []*conn, full bool) {
 	}
 	recent := now.Sub(b.last) < again
 	b.last = now
-	if filling := b.filling.Load(); b.during != filling {
-		b.during = filling
-		b.times /= 2
-		if !recent {
-			b.times = 0
-			return nil, true
-		}
+	if !recent {
+		b.times = 0
+		return nil, true
 	}
 	missing <<= b.times
 	least := 3 + b.times
