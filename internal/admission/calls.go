@@ -27,6 +27,9 @@ type CallsConfig struct {
 	// The server should have asked the caller to open another connection before that. See
 	// keepalive.ServerParameters.MaxConnectionAge.
 	MaxAge time.Duration
+	// Ends ends the contexts of streams as well: a caller that watches health would otherwise keep a server running.
+	// Nil: nothing but MaxAge does.
+	Ends context.Context
 	// FirstMessage bounds the time from a call's headers to its first message.
 	FirstMessage time.Duration
 	// MaxCalls bounds the unary calls in progress, on all connections together. One more is answered UNAVAILABLE before
@@ -207,20 +210,23 @@ func (k *call) letGo() {
 // reads. It is longer than any handler waits.
 const EndPatience = time.Minute + 5*time.Second
 
-// age returns a context for a stream that ends at MaxAge of its connection. gRPC's own bound, MaxConnectionAgeGrace,
-// closes the connection, so that reads fail before the handler has sent all its answers.
-func (k *call) age(ctx context.Context) (_ context.Context, stop func()) {
-	p, _ := peer.FromContext(ctx)
-	if k.calls.cfg.MaxAge == 0 || p == nil || ConnOf(p.Addr) == nil {
-		return ctx, func() {}
-	}
-	left := time.Until(ConnOf(p.Addr).Served().Add(k.calls.cfg.MaxAge))
+// until returns a context for a stream that ends with CallsConfig.Ends, and at MaxAge of its connection. gRPC's own
+// bound, MaxConnectionAgeGrace, closes the connection, so that reads fail before the handler has sent all its answers.
+func (k *call) until(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end := context.WithCancelCause(ctx)
-	handler := time.AfterFunc(left, func() { end(errAge) })
-	reads := time.AfterFunc(left+k.calls.patience, func() { k.end(tooOld) })
+	stops := []func() bool{}
+	if ends := k.calls.cfg.Ends; ends != nil {
+		stops = append(stops, context.AfterFunc(ends, func() { end(nil) }))
+	}
+	if k.calls.cfg.MaxAge != 0 && k.conn != nil {
+		left := time.Until(k.conn.Served().Add(k.calls.cfg.MaxAge))
+		stops = append(stops, time.AfterFunc(left, func() { end(errAge) }).Stop,
+			time.AfterFunc(left+k.calls.patience, func() { k.end(tooOld) }).Stop)
+	}
 	return ctx, func() {
-		handler.Stop()
-		reads.Stop()
+		for _, stop := range stops {
+			stop()
+		}
 		end(nil)
 	}
 }
@@ -330,7 +336,7 @@ func (c *Calls) bound(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, ha
 	if err := k.begin(s.Context()); err != nil {
 		return err
 	}
-	ctx, stop := k.age(s.Context())
+	ctx, stop := k.until(s.Context())
 	defer stop()
 	if err = handle(srv, &boundStream{s, ctx, k}); err != nil && errors.Is(context.Cause(ctx), errAge) {
 		return errAge
@@ -338,7 +344,7 @@ func (c *Calls) bound(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, ha
 	return err
 }
 
-// boundStream notes the first message of a stream, and has the context of age.
+// boundStream notes the first message of a stream, and has the context of until.
 type boundStream struct {
 	grpc.ServerStream
 	ctx  context.Context
