@@ -205,9 +205,9 @@ func (b *Buffers) relieve(now time.Time) {
 // first.
 //
 // The first time in a shortage it returns none. Each time that this was not enough, because the others took what was
-// freed, it closes twice as much, and includes connections that have received half as much. Otherwise halves of messages
-// would take all room for as long as they arrive; they wait in the buffers of the callers' systems even after the
-// callers have gone.
+// freed, it closes twice as much, and includes connections that have received half as much. Otherwise halves of
+// messages would take all room for as long as they arrive; they wait in the buffers of the callers' systems even after
+// the callers have gone.
 func (b *Buffers) heaviest(now time.Time) (heaviest []*conn, full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -71,8 +71,8 @@ func FromContext(ctx context.Context) *Conn {
 
 // Authenticated notes that the other end of the connection has authenticated as this caller, and reports whether the
 // connection may stay. The caller is empty if callers are not told apart. The connection counts to the first caller;
-// later calls take no lock. If the connection is beyond the bounds on authenticated connections, Authenticated closes it
-// after ListenerConfig.RejectAfter. A nil Conn may stay.
+// later calls take no lock. If the connection is beyond the bounds on authenticated connections, Authenticated closes
+// it after ListenerConfig.RejectAfter. A nil Conn may stay.
 func (c *Conn) Authenticated(caller string) bool {
 	if c == nil || c.authenticated.Load() {
 		return true

@@ -53,8 +53,8 @@ const (
 
 // Watcher keeps a value up to date with files. It takes a content when two reads in a row have found it, so that it
 // does not take a file that is being written, or was emptied for that. One goroutine reads the files. The calls of
-// Config are made one at a time, and Close waits for the one in progress; so these calls must not call Close. Close does
-// not wait for a read in progress, which ends when the file system answers.
+// Config are made one at a time, and Close waits for the one in progress; so these calls must not call Close. Close
+// does not wait for a read in progress, which ends when the file system answers.
 type Watcher[T any] struct {
 	files    []string
 	cfg      Config[T]
@@ -140,8 +140,8 @@ func (w *Watcher[T]) Err() error {
 // Timeouts returns how many reads have taken longer than the timeout.
 func (w *Watcher[T]) Timeouts() uint64 { return w.timeouts.Load() }
 
-// Reload has the files read at once, or after the read in progress. An error is reported even if it was reported before.
-// Reload does not wait for the read.
+// Reload has the files read at once, or after the read in progress. An error is reported even if it was reported
+// before. Reload does not wait for the read.
 func (w *Watcher[T]) Reload() { w.reload.Set() }
 
 // Close ends the watch, and waits until no call of Config is in progress. Current and Err keep their last values.
