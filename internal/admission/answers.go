@@ -1,6 +1,10 @@
 package admission
 
-import "google.golang.org/grpc/mem"
+import (
+	"container/list"
+
+	"google.golang.org/grpc/mem"
+)
 
 // maxUnread is the most answers that an anonymous connection over gRPC may have at a time that are not written. All
 // other connections are bounded by their calls.
@@ -15,10 +19,9 @@ type answer struct {
 	call    *call
 
 	// Guarded by the connection's lock.
-	lent       *lent // counts the bytes
-	bytes      int64
-	kept       bool // it is among the connection's answers
-	prev, next *answer
+	lent  *lent // counts the bytes
+	bytes int64
+	at    *list.Element // of the connection's answers; nil: it is not among them
 }
 
 // answer returns what to send in place of a message. A call that is over sends nothing any more.
@@ -76,33 +79,21 @@ func (c *conn) keep(a *answer) (n int, open bool) {
 	if c.ended {
 		return 0, false
 	}
-	if a.next = c.answers; a.next != nil {
-		a.next.prev = a
-	}
-	a.kept, c.answers = true, a
+	a.at = c.answers.PushBack(a)
 	a.lent.answer.Store(a)
-	c.kept++
 	c.unread.Add(a.bytes)
-	return c.kept, true
+	return c.answers.Len(), true
 }
 
 // drop undoes keep. It returns false if the answer is not counted any more.
 func (c *conn) drop(a *answer) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !a.kept {
+	if a.at == nil {
 		return false
 	}
-	if a.prev != nil {
-		a.prev.next = a.next
-	} else {
-		c.answers = a.next
-	}
-	if a.next != nil {
-		a.next.prev = a.prev
-	}
-	a.kept, a.prev, a.next = false, nil, nil
-	c.kept--
+	c.answers.Remove(a.at)
+	a.at = nil
 	c.unread.Add(-a.bytes)
 	return true
 }
@@ -111,13 +102,15 @@ func (c *conn) drop(a *answer) bool {
 func (c *conn) forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for a := c.answers; a != nil; a = a.next {
-		a.kept = false
+	for e := c.answers.Front(); e != nil; e = e.Next() {
+		a := e.Value.(*answer)
+		a.at = nil
 		a.lent.end()
 		a.lent.answer.Store(nil) // the collector keeps lent, and so would keep what the answer refers to
 		a.call.letGo()
 	}
-	c.answers, c.ended = nil, true
+	c.answers.Init()
+	c.ended = true
 }
 
 // Hold counts bytes to be written that the connection takes outside the pool, until Release. A nil Conn counts nothing.

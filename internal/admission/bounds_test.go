@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,18 +24,12 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// serve serves a service on loopback until the test ends, within the bounds of calls if there are any.
-func serve(t testing.TB, calls *Calls, service *grpc.ServiceDesc) (server *grpc.Server, addr string) {
+// serve serves a service on loopback until the test ends, within the bounds of calls.
+func serve(t *testing.T, calls *Calls, service *grpc.ServiceDesc) (server *grpc.Server, addr string) {
 	t.Helper()
-	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	if calls == nil {
-		server = grpc.NewServer()
-		server.RegisterService(service, nil)
-	} else {
-		server = grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
-		calls.Registrar(server).RegisterService(service, nil)
-		l = NewListener(l, ListenerConfig{MaxAnonymous: 128})
-	}
+	server = grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
+	calls.Registrar(server).RegisterService(service, nil)
+	l := NewListener(must.Value(net.Listen("tcp", "127.0.0.1:0"))(t), ListenerConfig{MaxAnonymous: 128})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	t.Cleanup(func() {
@@ -171,49 +164,6 @@ func TestAge(t *testing.T) {
 		s := must.Value(conn.NewStream(t.Context(), &desc, "/waits.Service/"+desc.StreamName))(t)
 		err := s.RecvMsg(new(emptypb.Empty))
 		expect.Equal(t, status.Code(err), codes.Unavailable, "%s: %v", desc.StreamName, err)
-	}
-}
-
-// processorTime is what the process has had of the processors so far, of both sides of the calls.
-func processorTime(b *testing.B) time.Duration {
-	var u syscall.Rusage
-	must.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// BenchmarkUnary is a unary call over loopback, of a server without the bounds of this package and of one with them.
-func BenchmarkUnary(b *testing.B) {
-	desc := grpc.ServiceDesc{
-		ServiceName: "bench.Service", HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context,
-			decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
-			in := new(emptypb.Empty)
-			if err := decode(in); err != nil {
-				return nil, err
-			}
-			return in, nil
-		}}},
-	}
-	for _, bounded := range []bool{false, true} {
-		name := map[bool]string{false: "without", true: "with"}[bounded]
-		b.Run(name, func(b *testing.B) {
-			var calls *Calls
-			if bounded {
-				calls = NewCalls(CallsConfig{
-					Authorize:    func(ctx context.Context, _ string) (context.Context, error) { return ctx, nil },
-					MaxAnonymous: 128, FirstMessage: 10 * time.Second, MaxCalls: 1000,
-					Caller: func(context.Context) (string, bool) { return "caller", true },
-				})
-			}
-			_, addr := serve(b, calls, &desc)
-			conn := testkit.Dial(b, addr)
-			before := processorTime(b)
-			for b.Loop() {
-				err := conn.Invoke(b.Context(), "/bench.Service/Unary", new(emptypb.Empty), new(emptypb.Empty))
-				must.NoError(b, err)
-			}
-			b.ReportMetric(float64(processorTime(b)-before)/float64(b.N), "cpu-ns/op")
-		})
 	}
 }
 

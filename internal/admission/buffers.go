@@ -2,6 +2,7 @@ package admission
 
 import (
 	"cmp"
+	"container/list"
 	"maps"
 	"net"
 	"runtime"
@@ -15,8 +16,7 @@ const (
 	// patience is how long a connection waits for room before relieve closes connections, and the shortest time between
 	// two such closings: a connection's memory is free some milliseconds after its end.
 	patience = 125 * time.Millisecond
-	// again is the time within which a new shortage of room is taken for a part of the last: what was freed did not
-	// last.
+	// again is the time within which a new shortage of room is a part of the last: what was freed did not last.
 	again = 8 * patience
 	// step is the most that one Read returns while the memory fills. net/http reads a body in pieces as large as what
 	// it has read of it already, so without step a hundred connections would take all room before any of them looks
@@ -55,12 +55,11 @@ type Buffers struct {
 	full       func(from net.Addr)
 	collecting sync.Mutex
 
-	mu     sync.Mutex
-	room   chan struct{} // closed and replaced when used falls below soft
-	conns  map[*conn]struct{}
-	last   time.Time // when connections were last closed for want of room
-	times  int       // how often relieve has acted since filling had the value of during
-	during int64
+	mu    sync.Mutex
+	room  chan struct{} // closed and replaced when used falls below soft
+	conns map[*conn]struct{}
+	last  time.Time // when connections were last closed for want of room
+	times int       // how often they were in this shortage
 }
 
 // NewBuffers returns Buffers of most bytes for at most so many connections. full is called for each connection that is
@@ -107,7 +106,7 @@ func (l listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: under, bound: l.bound, ahead: ahead{raw: rawOf(under)}, gone: make(chan struct{})}
+	c := &conn{Conn: under, bound: l.bound, gone: make(chan struct{})}
 	l.bound.mu.Lock()
 	defer l.bound.mu.Unlock()
 	l.bound.conns[c] = struct{}{}
@@ -118,7 +117,6 @@ func (l listener) Accept() (net.Conn, error) {
 type conn struct {
 	net.Conn
 	bound *Buffers
-	ahead ahead
 	once  sync.Once
 	gone  chan struct{} // closed when the connection is
 
@@ -127,8 +125,7 @@ type conn struct {
 	unread         atomic.Int64 // bytes that wait to be written
 
 	mu      sync.Mutex
-	answers *answer // over gRPC, that wait to be written: a list, and how many it has
-	kept    int
+	answers list.List // of *answer: over gRPC, that wait to be written
 	ended   bool
 }
 
@@ -143,7 +140,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	if len(p) > step && b.used.Load() >= b.soft/2 {
 		p = p[:step]
 	}
-	n, err := c.receive(p)
+	n, err := c.Conn.Read(p)
 	if filling := b.filling.Load(); c.since.Load() != filling {
 		c.since.Store(filling)
 		c.brought.Store(0)
@@ -207,10 +204,10 @@ func (b *Buffers) relieve(now time.Time) {
 // freed. It takes only connections that have more than light of such bytes, and more than an eighth of the bytes of the
 // first.
 //
-// The first time it returns none. Each time that this was not enough, because the others took what was freed, it closes
-// twice as much, and includes connections that have received half as much. A new shortage soon after the last goes on
-// from half as often. Otherwise halves of messages would take all room for as long as they arrive; they wait in the
-// buffers of the callers' systems even after the callers have gone.
+// The first time in a shortage it returns none. Each time that this was not enough, because the others took what was
+// freed, it closes twice as much, and includes connections that have received half as much. Otherwise halves of
+// messages would take all room for as long as they arrive; they wait in the buffers of the callers' systems even after
+// the callers have gone.
 func (b *Buffers) heaviest(now time.Time) (heaviest []*conn, full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -220,13 +217,9 @@ func (b *Buffers) heaviest(now time.Time) (heaviest []*conn, full bool) {
 	}
 	recent := now.Sub(b.last) < again
 	b.last = now
-	if filling := b.filling.Load(); b.during != filling {
-		b.during = filling
-		b.times /= 2
-		if !recent {
-			b.times = 0
-			return nil, true
-		}
+	if !recent {
+		b.times = 0
+		return nil, true
 	}
 	missing <<= b.times
 	least := 3 + b.times
@@ -249,6 +242,5 @@ func (c *conn) Close() error {
 		delete(c.bound.conns, c)
 	})
 	c.forget()
-	defer c.ahead.close(c.bound) // a read in progress keeps nothing from now on
 	return c.Conn.Close()
 }

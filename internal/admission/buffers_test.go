@@ -260,7 +260,7 @@ func TestRelieveMore(t *testing.T) {
 		relieve(0, 1, 2)
 		b.Release(b.soft)
 		fill(much, much, much)
-		relieve(2, 1) // a part of the same shortage
+		relieve(3) // a part of the same shortage
 		b.Release(b.soft)
 		now = now.Add(again)
 		fill(much, much/9, much/9, b.light)

@@ -23,13 +23,13 @@ type CallsConfig struct {
 	// read. It returns the context for the handler, or the status to answer. Streams are authorized by an interceptor
 	// (see Options).
 	Authorize func(ctx context.Context, method string) (context.Context, error)
-	// MaxAnonymous bounds the calls in progress on anonymous connections; they are of methods that are open to all
-	// callers. One more call ends the oldest call of the source that has the most.
-	MaxAnonymous int
 	// MaxAge is the age of a connection at which the contexts of its streams end. Their reads fail EndPatience later.
 	// The server should have asked the caller to open another connection before that. See
 	// keepalive.ServerParameters.MaxConnectionAge.
 	MaxAge time.Duration
+	// Ends ends the contexts of streams as well: a caller that watches health would otherwise keep a server running.
+	// Nil: nothing but MaxAge does.
+	Ends context.Context
 	// FirstMessage bounds the time from a call's headers to its first message.
 	FirstMessage time.Duration
 	// MaxCalls bounds the unary calls in progress, on all connections together. One more is answered UNAVAILABLE before
@@ -71,7 +71,6 @@ type CallsConfig struct {
 type Calls struct {
 	cfg            CallsConfig
 	patience       time.Duration // EndPatience
-	anonymous      anonymousCalls
 	calls, streams room
 }
 
@@ -131,17 +130,15 @@ type call struct {
 	// buffered is below conn; nil: answers are not counted.
 	buffered *conn
 	asked    time.Time   // when the request of a unary call had come; zero: it has not
-	leave    func()      // takes it out of anonymousCalls; nil: its connection is authenticated
 	late     *time.Timer // ends the call if its first message does not come; nil: no bound
 }
 
 // The statuses of calls that Calls ends or does not begin.
 var (
-	noMessage        = status.New(codes.DeadlineExceeded, "no message came in time")
-	tooManyAnonymous = status.New(codes.Unavailable, "too many calls of callers who are not authenticated")
-	tooOld           = status.New(codes.Unavailable, "the connection is too old")
-	errAge           = tooOld.Err()
-	errFull          = status.Error(codes.Unavailable,
+	noMessage = status.New(codes.DeadlineExceeded, "no message came in time")
+	tooOld    = status.New(codes.Unavailable, "the connection is too old")
+	errAge    = tooOld.Err()
+	errFull   = status.Error(codes.Unavailable,
 		"this node, or the caller, has as many calls as it has memory for")
 	errTooMany = status.Error(codes.Unavailable,
 		"this node has too many connections: max-connections, max-connections-per-source, or its memory")
@@ -156,21 +153,17 @@ func (k *call) begin(ctx context.Context) error {
 		k.conn = ConnOf(p.Addr)
 		k.buffered = k.conn.buffered()
 	}
-	conn := k.conn
 	name, authenticated := "", true
 	if c.cfg.Caller != nil {
 		name, authenticated = c.cfg.Caller(ctx)
 	}
-	if authenticated && !conn.Authenticated(name) {
+	if authenticated && !k.conn.Authenticated(name) {
 		return errTooMany
 	}
 	if k.place, k.began = k.room.places.TakeAll(name, k.room.each); !k.began {
 		return errFull
 	}
 	k.room.open.Add(1)
-	if c.cfg.MaxAnonymous > 0 && !conn.IsAuthenticated() {
-		k.leave = c.anonymous.enter(k, conn.source.prefix, c.cfg.MaxAnonymous)
-	}
 	if c.cfg.FirstMessage > 0 {
 		k.late = time.AfterFunc(c.cfg.FirstMessage, func() { k.end(noMessage) })
 	}
@@ -202,9 +195,6 @@ func (k *call) end(why *status.Status) {
 // done undoes begin.
 func (k *call) done() {
 	k.came()
-	if k.leave != nil {
-		k.leave()
-	}
 	k.letGo()
 }
 
@@ -220,20 +210,23 @@ func (k *call) letGo() {
 // reads. It is longer than any handler waits.
 const EndPatience = time.Minute + 5*time.Second
 
-// age returns a context for a stream that ends at MaxAge of its connection. gRPC's own bound, MaxConnectionAgeGrace,
-// closes the connection, so that reads fail before the handler has sent all its answers.
-func (k *call) age(ctx context.Context) (_ context.Context, stop func()) {
-	p, _ := peer.FromContext(ctx)
-	if k.calls.cfg.MaxAge == 0 || p == nil || ConnOf(p.Addr) == nil {
-		return ctx, func() {}
-	}
-	left := time.Until(ConnOf(p.Addr).Served().Add(k.calls.cfg.MaxAge))
+// until returns a context for a stream that ends with CallsConfig.Ends, and at MaxAge of its connection. gRPC's own
+// bound, MaxConnectionAgeGrace, closes the connection, so that reads fail before the handler has sent all its answers.
+func (k *call) until(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end := context.WithCancelCause(ctx)
-	handler := time.AfterFunc(left, func() { end(errAge) })
-	reads := time.AfterFunc(left+k.calls.patience, func() { k.end(tooOld) })
+	stops := []func() bool{}
+	if ends := k.calls.cfg.Ends; ends != nil {
+		stops = append(stops, context.AfterFunc(ends, func() { end(nil) }))
+	}
+	if k.calls.cfg.MaxAge != 0 && k.conn != nil {
+		left := time.Until(k.conn.Served().Add(k.calls.cfg.MaxAge))
+		stops = append(stops, time.AfterFunc(left, func() { end(errAge) }).Stop,
+			time.AfterFunc(left+k.calls.patience, func() { k.end(tooOld) }).Stop)
+	}
 	return ctx, func() {
-		handler.Stop()
-		reads.Stop()
+		for _, stop := range stops {
+			stop()
+		}
 		end(nil)
 	}
 }
@@ -343,7 +336,7 @@ func (c *Calls) bound(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, ha
 	if err := k.begin(s.Context()); err != nil {
 		return err
 	}
-	ctx, stop := k.age(s.Context())
+	ctx, stop := k.until(s.Context())
 	defer stop()
 	if err = handle(srv, &boundStream{s, ctx, k}); err != nil && errors.Is(context.Cause(ctx), errAge) {
 		return errAge
@@ -351,7 +344,7 @@ func (c *Calls) bound(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, ha
 	return err
 }
 
-// boundStream notes the first message of a stream, and has the context of age.
+// boundStream notes the first message of a stream, and has the context of until.
 type boundStream struct {
 	grpc.ServerStream
 	ctx  context.Context

@@ -23,7 +23,7 @@ type Conn struct {
 
 	known         chan struct{}          // closed when the connection is authenticated
 	authenticated atomic.Bool            // written under the listener's lock
-	caller        atomic.Pointer[string] // that it counts to, or nil; written under the listener's lock
+	caller        atomic.Pointer[string] // that it counts to, or nil: it is not authenticated
 	heard         atomic.Bool            // something has been read
 	bytes         atomic.Int64           // read before the connection was authenticated
 	calls, begun  atomic.Int64           // that began while the connection was anonymous: in progress, and all (gRPC)
@@ -70,29 +70,21 @@ func FromContext(ctx context.Context) *Conn {
 }
 
 // Authenticated notes that the other end of the connection has authenticated as this caller, and reports whether the
-// connection may stay. The caller is empty if callers are not told apart or the name is not known yet. The connection
-// counts to the first named caller; later calls take no lock. If the connection is beyond the bounds on authenticated
-// connections, Authenticated closes it after ListenerConfig.RejectAfter. A nil Conn may stay.
+// connection may stay. The caller is empty if callers are not told apart. The connection counts to the first caller;
+// later calls take no lock. If the connection is beyond the bounds on authenticated connections, Authenticated closes
+// it after ListenerConfig.RejectAfter. A nil Conn may stay.
 func (c *Conn) Authenticated(caller string) bool {
-	if c == nil || c.authenticated.Load() && (caller == "" || c.caller.Load() != nil) {
+	if c == nil || c.authenticated.Load() {
 		return true
 	}
 	l := c.listener
 	l.mu.Lock()
-	before := c.authenticated.Load()
-	if c.gone || c.rejected != nil || before && (caller == "" || c.caller.Load() != nil) {
+	if c.gone || c.rejected != nil || c.authenticated.Load() {
 		defer l.mu.Unlock()
 		return !c.gone && c.rejected == nil
 	}
-	if before {
-		l.giveLocked(c)
-	}
 	s := c.source
-	full := !before && l.cfg.MaxPerSource > 0 && s.authenticated >= l.cfg.MaxPerSource
-	if !full {
-		full = !l.takeLocked(c, caller)
-	}
-	if full {
+	if l.cfg.MaxPerSource > 0 && s.authenticated >= l.cfg.MaxPerSource || !l.takeLocked(c, caller) {
 		c.rejected = time.AfterFunc(l.cfg.RejectAfter, func() { _ = c.Close() }) // the remote end is gone if this fails
 		l.mu.Unlock()
 		if c.note(TooManyConnections); l.cfg.RejectAfter == 0 {
@@ -100,13 +92,8 @@ func (c *Conn) Authenticated(caller string) bool {
 		}
 		return false
 	}
-	if named := caller; named != "" {
-		c.caller.Store(&named)
-	}
-	if before {
-		l.mu.Unlock()
-		return true
-	}
+	named := caller // so that other calls allocate nothing
+	c.caller.Store(&named)
 	l.took += (min(time.Since(c.served), maxGrace) - l.took) / 8
 	l.forgetLocked(c)
 	c.gone = false

@@ -8,7 +8,8 @@ import (
 )
 
 // maxConnCalls is the most calls that an anonymous connection may have at a time: one to be authorized, and health
-// checks. A call takes some KiB, and its headers up to 32 KiB, however few bytes their compressed form has.
+// checks. A call takes some KiB, and its headers up to 32 KiB, however few bytes their compressed form has. All
+// anonymous connections together take three quarters of MaxCalls at most (TestDivide).
 const maxConnCalls = 4
 
 // maxConnRequests is the most requests over HTTP/2 that an anonymous connection may have at a time: a page and its

@@ -102,6 +102,8 @@ func TestDivide(t *testing.T) {
 			"%d: %+v", usable, b)
 		must.True(t, b.MaxInFlight >= 1000 && b.Clients() >= 12 && b.StreamsEach >= 12 && b.MaxCalls >= 6,
 			"%d: %+v", usable, b)
+		must.True(t, maxConnCalls*b.MaxAnonymous*4 <= b.MaxCalls*3, "%d: strangers may take %d of %d calls", usable,
+			maxConnCalls*b.MaxAnonymous, b.MaxCalls)
 		must.True(t, b.StreamWindow >= math.MaxUint16 && b.PeerWindow >= math.MaxUint16,
 			"%d: windows of %d and %d", usable, b.StreamWindow, b.PeerWindow) // smaller ones gRPC ignores
 	}

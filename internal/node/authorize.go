@@ -4,9 +4,6 @@ import (
 	"context"
 	"net/http"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
@@ -61,5 +58,3 @@ func (s *security) nameOf(ctx context.Context) string {
 func (s *security) caller(ctx context.Context) (name string, authenticated bool) {
 	return s.nameOf(ctx), auth.Authenticated(ctx)
 }
-
-var errTooManyConnections = status.Error(codes.Unavailable, "too many connections")

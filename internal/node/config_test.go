@@ -277,24 +277,17 @@ func swapForPipe(t *testing.T, file string) {
 	must.NoError(t, syscall.Mkfifo(file, 0o600))
 }
 
-// configOfKeys is a node with TLS for callers and nodes and an encrypted gossip.
-func configOfKeys(t *testing.T, log *testkit.Buffer) Config {
-	t.Helper()
-	ca := certstest.NewAuthority(t, "a")
-	cfg := testConfig(t, "node")
-	cfg.Logger = log.Logger()
-	cfg.Security.useTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}}))
-	cfg.Security.usePeerTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test")
-	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
-	return cfg
-}
-
 // TestFilesReplacedByPipes: every file that a node follows may become a pipe. It goes on with what it has, says so,
 // takes the file that comes back, and stops.
 func TestFilesReplacedByPipes(t *testing.T) {
 	t.Parallel()
 	var book testkit.Buffer
-	cfg := configOfKeys(t, &book)
+	ca := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Logger = book.Logger()
+	cfg.Security.useTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}}))
+	cfg.Security.usePeerTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test")
+	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
 	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml",
 		"callers:\n  - {name: a, identities: [\"cn:a\"], roles: [read]}\n")
 	n := mustSettle(t, cfg)
@@ -325,31 +318,4 @@ func TestFilesReplacedByPipes(t *testing.T) {
 	}
 	n.Reload()
 	n.Stop() // which returns
-}
-
-// TestKeyFilesReadableByOthers: a node says which files with keys everybody on its host may read, when it starts and
-// when one is replaced, and starts all the same.
-func TestKeyFilesReadableByOthers(t *testing.T) {
-	t.Parallel()
-	var book testkit.Buffer
-	cfg := configOfKeys(t, &book)
-	cfg.Security.ClusterSecretFile = testkit.WriteFile(t, "secret", "0123456789abcdef\n")
-	keys := []string{cfg.Security.TLSKeyFile, cfg.Security.PeerTLSKeyFile, cfg.Security.GossipKeyFile,
-		cfg.Security.ClusterSecretFile}
-	modes := []os.FileMode{0o644, 0o640, 0o604, 0o600}
-	for i, name := range keys {
-		must.NoError(t, os.Chmod(name, modes[i]))
-	}
-	n := mustSettle(t, cfg)
-	said := func(name string) int {
-		return strings.Count(book.String(), `msg="key file readable by other users" file=`+name)
-	}
-	for i, name := range keys {
-		want := int(modes[i] & 0o004 / 0o004)
-		expect.True(t, said(name) == want, "%s, mode %v: said %d times, want %d", name, modes[i], said(name), want)
-	}
-	must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte("# changed\nMDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600))
-	n.Reload()
-	testkit.Eventually(t, "the changed file to be named again",
-		func() bool { return said(cfg.Security.GossipKeyFile) == 2 })
 }

@@ -14,9 +14,6 @@ import (
 	"github.com/weirlimit/weir/internal/netaddr"
 )
 
-// debugRequests is how many requests the debug port answers at a time, because taking a profile slows the node down.
-const debugRequests = 2
-
 // debugServer serves the runtime's profiles at /debug/pprof/. It is a server of its own, on loopback only, so that
 // callers can never get a profile: it shows what a node does, and a heap dump's labels what it holds. The command line
 // and the look-up of symbols of net/http/pprof are left out.
@@ -25,7 +22,6 @@ func debugServer(log *slog.Logger) *http.Server {
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	busy := make(chan struct{}, debugRequests)
 	return &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if !netaddr.LoopbackHostPort(r.Host) {
@@ -33,13 +29,7 @@ func debugServer(log *slog.Logger) *http.Server {
 				http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusForbidden)
 				return
 			}
-			select {
-			case busy <- struct{}{}:
-				defer func() { <-busy }()
-				mux.ServeHTTP(w, r)
-			default:
-				http.Error(w, "busy with other profiles", http.StatusServiceUnavailable)
-			}
+			mux.ServeHTTP(w, r)
 		}),
 		ReadTimeout:    5 * time.Second,
 		WriteTimeout:   time.Minute, // net/http/pprof adds the duration of the profile

@@ -144,8 +144,8 @@ func (b boundCredentials) Clone() credentials.TransportCredentials {
 	return boundCredentials{b.TransportCredentials.Clone(), b.s}
 }
 
-// watchedCredentials note failed handshakes, which gRPC does not report. They mark connections with a proven
-// certificate as authenticated.
+// watchedCredentials note failed handshakes, which gRPC does not report. A connection is authenticated by its first
+// call, which says whose it is, and not by its certificate: one caller could otherwise take all connections.
 type watchedCredentials struct {
 	credentials.TransportCredentials
 	s        *security
@@ -158,11 +158,6 @@ func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	if err != nil {
 		w.s.handshakeFailed(w.listener, raw, err)
 		return conn, info, err
-	}
-	// the first call says which caller it is
-	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 &&
-		!admission.ConnOf(raw.RemoteAddr()).Authenticated("") {
-		return nil, nil, errTooManyConnections
 	}
 	return admission.Frames(conn, raw), info, nil
 }

@@ -24,6 +24,9 @@ const (
 	// callerConnectionWindow bounds the bytes in flight to the node on all streams of a caller's connection. gRPC does
 	// not count bytes that have arrived, read or not.
 	callerConnectionWindow = 1 << 20
+	// callerReadBuffer stays with an idle connection, and is a part of admission.PerConnection. It has room for the
+	// frames of several small calls.
+	callerReadBuffer = 2 << 10
 
 	// maxPeerStreams is enough for a few lasting streams and some short calls: each node has its own connection.
 	maxPeerStreams = 100
@@ -123,8 +126,7 @@ var rejections = map[admission.Rejection]string{
 // grpcServer returns the options of the server for callers.
 func (c *Limits) grpcServer(m admission.Budget) []grpc.ServerOption {
 	return []grpc.ServerOption{
-		// admission.Buffers and TLS read ahead; gRPC's own buffer would stay with an idle connection
-		grpc.ReadBufferSize(0),
+		grpc.ReadBufferSize(callerReadBuffer),
 		grpc.InitialWindowSize(m.StreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
 		grpc.MaxRecvMsgSize(int(c.MaxMessageSize)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)),
 		grpc.MaxHeaderListSize(uint32(c.MaxHeaderSize)),

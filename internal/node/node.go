@@ -151,7 +151,6 @@ func (n *Node) openReadiness() {
 			st, _ := n.runner.Status()
 			return st.Held
 		},
-		Now: time.Now,
 		Became: func() {
 			n.setHealth(true)
 			n.log.Info("node ready", "name", n.cfg.Name)

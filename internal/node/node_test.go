@@ -487,8 +487,7 @@ func newNode() *node {
 			{"the first", func(context.Context) bool { return n.first.Load() }},
 			{"the second", func(context.Context) bool { return n.second.Load() }},
 		},
-		Held: func() int { return int(n.held.Load()) }, Now: time.Now, Became: func() { n.became.Add(1) },
-		Logger: n.log.Logger(),
+		Held: func() int { return int(n.held.Load()) }, Became: func() { n.became.Add(1) }, Logger: n.log.Logger(),
 	})
 	return n
 }

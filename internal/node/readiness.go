@@ -15,8 +15,6 @@ type readinessConfig struct {
 	Conditions []condition
 	// Held returns how many partitions the node holds. While the number grows, the node waits.
 	Held func() int
-	// Now returns the time.
-	Now func() time.Time
 	// Became is called when the node becomes ready, unless it has begun to stop.
 	Became func()
 	Logger *slog.Logger
@@ -53,23 +51,10 @@ func newReadiness(cfg readinessConfig) *readiness {
 // ready node for one that holds its share.
 const patience = 10 * time.Second
 
-// waiting is the state of this wait. The zero value: the wait has not begun.
-type waiting struct {
-	until time.Time
-	held  int // the most partitions so far
-}
-
-// enough updates the wait, and reports whether the node has waited long enough.
-func (w *waiting) enough(now time.Time, member bool, held int) bool {
-	if !member || held > w.held || w.until.IsZero() {
-		w.until, w.held = now.Add(patience), max(held, w.held)
-	}
-	return now.After(w.until)
-}
-
 // Settle makes the node ready once it may be. It returns then, or when ctx ends.
 func (r *readiness) Settle(ctx context.Context) {
-	var w waiting
+	var until time.Time // the end of the wait
+	most := 0           // partitions so far
 	for {
 		what := r.awaits(ctx)
 		if what == "" {
@@ -77,7 +62,10 @@ func (r *readiness) Settle(ctx context.Context) {
 		}
 		r.awaited.Store(&what)
 		member, _ := r.cfg.Joined()
-		if w.enough(r.cfg.Now(), member, r.cfg.Held()) {
+		if held := r.cfg.Held(); !member || held > most || until.IsZero() {
+			until, most = time.Now().Add(patience), max(held, most)
+		}
+		if time.Now().After(until) {
 			r.cfg.Logger.Warn("readiness wait timed out", "awaited", what)
 			break
 		}

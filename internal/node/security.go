@@ -79,22 +79,7 @@ func openSecurity(of *Config) (_ *security, err error) {
 			return nil, fmt.Errorf("gossip-key-file: %w", err)
 		}
 	}
-	s.warnReadable(cfg.TLSKeyFile, cfg.PeerTLSKeyFile, cfg.GossipKeyFile, cfg.ClusterSecretFile)
 	return s, nil
-}
-
-// warnReadable logs which of the files with keys other users of the host may read. The file's group may read it:
-// orchestrators give files to processes so.
-func (s *security) warnReadable(files ...string) {
-	for _, name := range files {
-		if name == "" {
-			continue
-		}
-		// other errors are reported where the file is read
-		if open, err := reload.ReadableByOthers(name); err == nil && open {
-			s.log.Warn("key file readable by other users", "file", name, "hint", "chmod o-r")
-		}
-	}
 }
 
 // openAudit opens the audit log, if the node has one.
@@ -125,10 +110,7 @@ func (s *security) openAccess() (*reload.Watcher[*auth.Callers], error) {
 // openGossipKeys reads the gossip keys, and watches their file.
 func (s *security) openGossipKeys() (*reload.Watcher[[][]byte], error) {
 	parse := func(contents [][]byte) ([][]byte, error) { return cluster.ParseKeys(s.cfg.GossipKeyFile, contents[0]) }
-	changed := func([][]byte) {
-		s.warnReadable(s.cfg.GossipKeyFile)
-		s.keysChanged.Set()
-	}
+	changed := func([][]byte) { s.keysChanged.Set() }
 	return watch(s, "gossip_keys", s.cfg.GossipKeyFile, reload.Config[[][]byte]{Parse: parse, OnChange: changed})
 }
 
@@ -159,7 +141,6 @@ func (s *security) openCerts(what string, files, flags reload.CertFiles, ownName
 		OnChange: func() {
 			s.metrics.Reloaded(what, true)
 			s.log.Info("security file changed", "what", what)
-			s.warnReadable(files.Key)
 		},
 		OnError: s.reloadFailed(what),
 	})

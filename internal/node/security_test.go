@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -87,20 +88,10 @@ func refusedAt(t *testing.T, n *Node, listener, reason string) {
 // metricsOf reads the node's metrics from within.
 func metricsOf(t *testing.T, n *Node) string {
 	t.Helper()
-	w := &pageWriter{header: http.Header{}}
-	r := must.Value(http.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))(t)
-	n.metrics.Handler().ServeHTTP(w, r)
-	return w.String()
+	w := httptest.NewRecorder()
+	n.metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return w.Body.String()
 }
-
-type pageWriter struct {
-	bytes.Buffer
-	header http.Header
-}
-
-func (w *pageWriter) Header() http.Header { return w.header }
-
-func (w *pageWriter) WriteHeader(int) {}
 
 // TestTLS: callers over TLS, without certificates of their own.
 func TestTLS(t *testing.T) {

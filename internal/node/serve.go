@@ -111,9 +111,8 @@ func (n *Node) serveGRPC() (end func(context.Context)) {
 		Panicked: n.panicked("grpc"),
 	})
 	calls := admission.NewCalls(admission.CallsConfig{
-		Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections,
-		FirstMessage: n.limits.FirstMessageTimeout,
-		MaxAge:       n.limits.streamAge(), Ended: n.ended, Panicked: n.panicked("grpc"),
+		Authorize: n.security.auth.GRPC, FirstMessage: n.limits.FirstMessageTimeout,
+		MaxAge: n.limits.streamAge(), Ends: n.ctx, Ended: n.ended, Panicked: n.panicked("grpc"),
 		MaxCalls: n.cfg.Memory.MaxCalls, Memory: n.callersMemory, StreamBytes: admission.PerStream,
 		Caller: n.security.caller,
 	})
@@ -127,7 +126,7 @@ func (n *Node) serveGRPC() (end func(context.Context)) {
 		// interval is 5 minutes.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second,
 			PermitWithoutStream: true}),
-		grpc.ChainStreamInterceptor(n.endWithNode, callers.EndUnread), n.traceUnary(),
+		grpc.ChainStreamInterceptor(callers.EndUnread), n.traceUnary(),
 	)...)
 	n.grpcServer = server
 	n.registerGRPC(calls.Registrar(server), callers)
@@ -204,25 +203,6 @@ func (n *Node) serveRESP() (end func(context.Context)) {
 		}
 	}
 }
-
-// endWithNode ends streams when the node stops: a caller that watches health would otherwise keep the node running
-// until the grace time is over.
-func (n *Node) endWithNode(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
-	handle grpc.StreamHandler) error {
-	ctx, cancel := context.WithCancel(stream.Context())
-	defer cancel()
-	defer context.AfterFunc(n.ctx, cancel)()
-	return handle(srv, streamUntil{stream, ctx})
-}
-
-// streamUntil is a stream with another context.
-type streamUntil struct {
-	grpc.ServerStream
-	ctx context.Context
-}
-
-// Context implements grpc.ServerStream.
-func (s streamUntil) Context() context.Context { return s.ctx }
 
 // served has the node fail if a server has ended without being told to.
 func (n *Node) served(what string, err error) {

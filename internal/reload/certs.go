@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -367,7 +366,7 @@ func (c *boundConn) checked() error {
 	return err
 }
 
-// verdict is the result of a verification.
+// verdict is the result of a verification. The zero value: nothing has been verified.
 type verdict struct {
 	content *certContent // whose authorities were used
 	until   time.Time    // when the first certificate of the chain expires
@@ -390,27 +389,20 @@ func (s *Certs) verify(state tls.ConnectionState, rules Rules, from net.Addr,
 		}
 		return nil, refused(&RejectedError{NoCertificate, errors.New("no certificate was presented")})
 	}
-	var last atomic.Pointer[verdict]
-	last.Store(&verdict{}) // no content: nothing has been verified
-	var mu sync.Mutex      // held during a verification
+	var mu sync.Mutex
+	var last verdict
 	check = func() error { // only a comparison while neither the authorities change nor a certificate expires
 		content, now := s.Current(), s.cfg.Now()
-		holds := func(d *verdict) bool { return d.err != nil || d.content == content && !now.After(d.until) }
-		if d := last.Load(); holds(d) {
-			return d.err
-		}
 		mu.Lock()
 		defer mu.Unlock()
-		if d := last.Load(); holds(d) {
-			return d.err
+		if last.err != nil || last.content == content && !now.After(last.until) {
+			return last.err
 		}
-		d := &verdict{content: content}
 		until, err := verified(state.PeerCertificates, content.roots, now, rules.Name, usage)
-		if d.until = until; err != nil {
-			d.err = refused(err)
+		if last = (verdict{content: content, until: until}); err != nil {
+			last.err = refused(err)
 		}
-		last.Store(d)
-		return d.err
+		return last.err
 	}
 	if err := check(); err != nil {
 		return nil, err

@@ -58,15 +58,6 @@ func ReadFile(name string, limit int64) ([]byte, error) {
 	})
 }
 
-// ReadableByOthers reports whether users other than the file's owner and group may read it. It fails if the file system
-// does not answer within Timeout.
-func ReadableByOthers(name string) (bool, error) {
-	return within(name, Timeout, func() (bool, error) {
-		info, err := os.Stat(name)
-		return err == nil && info.Mode().Perm()&0o004 != 0, err
-	})
-}
-
 // OpenAppend opens a file for appending, and creates it, for its owner alone, if it does not exist. It fails for a pipe
 // without a reader, and if the file system does not answer within Timeout. Writes to the file may wait without bound.
 func OpenAppend(name string) (*os.File, error) {

@@ -56,16 +56,3 @@ func TestHang(t *testing.T) {
 	close(free)
 	<-ended
 }
-
-func TestReadableByOthers(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "file")
-	must.NoError(t, os.WriteFile(name, nil, 0o600))
-	for mode, want := range map[os.FileMode]bool{0o600: false, 0o640: false, 0o440: false, 0o644: true, 0o604: true,
-		0o666: true} {
-		must.NoError(t, os.Chmod(name, mode))
-		got, err := ReadableByOthers(name)
-		expect.True(t, got == want && err == nil, "%v: %t, %v", mode, got, err)
-	}
-	_, err := ReadableByOthers(name + "x")
-	expect.ErrorIs(t, err, os.ErrNotExist, "no file")
-}

@@ -8,9 +8,9 @@
 // check that, and reject them otherwise.
 //
 // A file system may never answer, such as a mount whose server is gone, and a call that waits for it cannot be
-// interrupted. At most one goroutine of a Watcher waits for it, and nothing else does. The Watcher reports the delay,
-// the value in force stays, and the files are read again when the file system answers. Functions with a timeout leave
-// such a call in its goroutine.
+// interrupted. Only the goroutine of a Watcher waits for it. The Watcher reports the delay, the value in force stays,
+// and the files are read again when the file system answers. Functions with a timeout leave such a call in its
+// goroutine.
 package reload
 
 import (
@@ -52,9 +52,9 @@ const (
 )
 
 // Watcher keeps a value up to date with files. It takes a content when two reads in a row have found it, so that it
-// does not take a file that is being written, or was emptied for that. One goroutine makes the calls of Config, one at
-// a time, and Close waits for it; so these calls must not call Close. Another goroutine reads the files, one read at a
-// time. Close does not wait for a read in progress, which ends when the file system answers.
+// does not take a file that is being written, or was emptied for that. One goroutine reads the files. The calls of
+// Config are made one at a time, and Close waits for the one in progress; so these calls must not call Close. Close
+// does not wait for a read in progress, which ends when the file system answers.
 type Watcher[T any] struct {
 	files    []string
 	cfg      Config[T]
@@ -64,16 +64,12 @@ type Watcher[T any] struct {
 
 	reload fifo.Signal // asks for a reload
 	stop   chan struct{}
-	once   sync.Once // closes stop
-	work   sync.WaitGroup
 
-	// The fields below are only for Open, and then for the goroutine that makes the calls.
-	looks   chan look // gets the result of the read in progress
-	busy    bool      // a read is in progress
-	late    bool      // the read in progress has timed out
-	taken   seen      // the content of the value in force
-	handled seen      // the content that was last taken or reported
-	last    seen      // the content that the last read found
+	mu      sync.Mutex // held during the calls of Config
+	closed  bool
+	taken   seen // the content of the value in force
+	handled seen // the content that was last taken or reported
+	last    seen // the content that the last read found
 }
 
 // look is the result of a read of the files.
@@ -101,8 +97,7 @@ func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 // Open loads files. They must be valid now; while they are watched they may become invalid, be replaced, disappear and
 // come back.
 func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
-	w := &Watcher[T]{files: files, cfg: cfg, looks: make(chan look, 1), reload: fifo.NewSignal(),
-		stop: make(chan struct{})}
+	w := &Watcher[T]{files: files, cfg: cfg, reload: fifo.NewSignal(), stop: make(chan struct{})}
 	w.cfg.MaxSize, w.cfg.poll = cmp.Or(cfg.MaxSize, defaultSize), cmp.Or(cfg.poll, defaultPoll)
 	w.cfg.timeout = cmp.Or(cfg.timeout, Timeout)
 	if cfg.Read == nil {
@@ -129,7 +124,7 @@ func (w *Watcher[T]) names() string { return strings.Join(w.files, ", ") }
 
 // Watch watches the files until Close. OnChange is also called for a change since Open. Call Watch once, and not after
 // Close.
-func (w *Watcher[T]) Watch() { w.work.Go(w.run) }
+func (w *Watcher[T]) Watch() { go w.run() }
 
 // Current returns the value in force.
 func (w *Watcher[T]) Current() T { return *w.value.Load() }
@@ -145,14 +140,18 @@ func (w *Watcher[T]) Err() error {
 // Timeouts returns how many reads have taken longer than the timeout.
 func (w *Watcher[T]) Timeouts() uint64 { return w.timeouts.Load() }
 
-// Reload has the files read at once. An error is reported even if it was reported before. Reload does not wait for the
-// read.
+// Reload has the files read at once, or after the read in progress. An error is reported even if it was reported
+// before. Reload does not wait for the read.
 func (w *Watcher[T]) Reload() { w.reload.Set() }
 
 // Close ends the watch, and waits until no call of Config is in progress. Current and Err keep their last values.
 func (w *Watcher[T]) Close() {
-	w.once.Do(func() { close(w.stop) })
-	w.work.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.closed {
+		w.closed = true
+		close(w.stop)
+	}
 }
 
 func (w *Watcher[T]) run() {
@@ -171,28 +170,24 @@ func (w *Watcher[T]) run() {
 	}
 }
 
-// look reads the files, unless a read is in progress, and handles the result.
+// look reads the files, and handles the result. If the read takes longer than the timeout, look reports that meanwhile.
 func (w *Watcher[T]) look(asked bool) {
-	patience := w.cfg.timeout
-	if !w.busy {
-		w.busy, w.late = true, false
-		go func() { w.looks <- w.read() }()
-	} else {
-		patience = 0 // the read in progress is late already
-	}
-	select {
-	case <-w.stop:
-	case l := <-w.looks:
-		w.busy = false
-		w.handle(l, asked)
-	case <-time.After(patience):
-		if !w.late {
+	reading := true // guarded by mu
+	late := time.AfterFunc(w.cfg.timeout, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if reading && !w.closed {
 			w.timeouts.Add(1)
-		}
-		if !w.late || asked {
+			w.handled, w.last = seen{}, seen{}
 			w.fail(TimeoutError(w.names(), w.cfg.timeout))
 		}
-		w.late, w.handled, w.last = true, seen{}, seen{}
+	})
+	l := w.read()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	reading = false
+	if late.Stop(); !w.closed {
+		w.handle(l, asked)
 	}
 }
 

@@ -379,8 +379,8 @@ func (h *hang) end() {
 	h.free = nil
 }
 
-// TestWatchHang: a file system that does not answer holds one read and nothing else. What is in force stays, a reload
-// that is asked for is answered, and the content is taken when the file system is back.
+// TestWatchHang: a file system that does not answer holds one read and nothing else. What is in force stays, and the
+// content is taken when the file system is back.
 func TestWatchHang(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "file")
 	write(t, name, content(1))
@@ -389,10 +389,7 @@ func TestWatchHang(t *testing.T) {
 	fs.begin()
 	write(t, name, content(2))
 	must.ErrorIs(t, w.failure(name), ErrTimeout)
-	for range 3 {
-		w.Reload()
-		w.failure("does not answer")
-	}
+	w.Reload()
 	expect.True(t, w.Current() == 1 && w.Timeouts() == 1, "value %d, %d timeouts", w.Current(), w.Timeouts())
 	fs.end()
 	w.change(2)
@@ -469,11 +466,10 @@ func TestClose(t *testing.T) {
 	for range 2 {
 		go func() { w.Close(); closed <- struct{}{} }()
 	}
-	<-w.stop
 	select {
 	case <-closed:
 		t.Error("did not wait for the call in flight")
-	default:
+	case <-time.After(20 * time.Millisecond):
 	}
 	close(leave)
 	<-closed

@@ -131,7 +131,7 @@ var clocks = []string{
 	"test/testkit/certstest/certstest.go NewAuthority",
 	"internal/observe/metrics.go readDecisions", // for how long peaks are shown
 	"internal/node/observe.go closesConnections",
-	"internal/node/node.go openReadiness", // paces a wait
+	"internal/node/readiness.go Settle", // paces a wait
 	"internal/node/start.go Start",
 	"internal/node/overrides.go openReplicator", // paces comparisons, and shows when something was changed
 	"internal/node/denials.go newDenials",
@@ -152,7 +152,7 @@ var clocks = []string{
 	"limiter/limiter.go ProcessClock",    // the clock that decides
 	"limiter/route.go deadline",
 	"limiter/shed.go over", // against a caller's deadline
-	"internal/admission/calls.go age",
+	"internal/admission/calls.go until",
 	"internal/admission/calls.go receive", // for how long calls take
 	"internal/admission/calls.go unary",
 	"internal/admission/conn.go Write",
