@@ -2,6 +2,7 @@ package peer
 
 import (
 	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
 	"reflect"
@@ -240,7 +241,7 @@ func TestTargetsUnknownHere(t *testing.T) {
 // TestNumbers: a message that is repeated on a new stream defines all that it names, and those after it are not
 // misread; nor are they when numbers run out.
 func TestNumbers(t *testing.T) {
-	l := newQueue(&ForwarderConfig{}, bob, 1, fifo.NewSignal())
+	l := newQueue(&ForwarderConfig{}, bob, fifo.NewSignal())
 	ask := func(policies ...string) *message {
 		t.Helper()
 		f := callOf(time.Hour, len(policies))
@@ -263,11 +264,11 @@ func TestNumbers(t *testing.T) {
 		expect.True(t, slices.Equal(named(first, m), policies), "%v: %v", policies, m)
 	}
 	l.answered(replyOf(1, check("k", 1)).GetReply())
-	l.Broken()
+	l.Broken(io.EOF)
 	l.numbers.Reset() // as on every new stream
 	second := new(numberedTargets)
 	for i, policies := range [][]string{{"a", "b"}, {"b", "a", "b"}, {"c", "a"}} {
-		if m := l.take(); m.tries != 2 || m.sequence != uint64(i+2) || !slices.Equal(named(second, m), policies) {
+		if m := l.take(); m.sequence != uint64(i+2) || !slices.Equal(named(second, m), policies) {
 			t.Errorf("%v: %v", policies, m)
 		}
 	}

@@ -323,16 +323,13 @@ func (*ForwardReply_Welcome) isForwardReply_Body() {}
 func (*ForwardReply_Reply) isForwardReply_Body() {}
 
 type Hello struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Protocol uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	FromName string                 `protobuf:"bytes,2,opt,name=from_name,json=fromName,proto3" json:"from_name,omitempty"`
-	FromBoot uint64                 `protobuf:"fixed64,3,opt,name=from_boot,json=fromBoot,proto3" json:"from_boot,omitempty"`
-	// stream names the sequence space. It outlives a broken connection: a sender that connects again to the same boot
-	// repeats unanswered batches under the same stream and sequence, and they are not decided twice.
-	Stream        uint64 `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
-	ToName        string `protobuf:"bytes,5,opt,name=to_name,json=toName,proto3" json:"to_name,omitempty"`
-	ToBoot        uint64 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                   // the process that is meant; another one rejects the stream
-	RingSettings  uint64 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the ring's settings and hash key; a mismatch rejects the stream
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	FromName      string                 `protobuf:"bytes,2,opt,name=from_name,json=fromName,proto3" json:"from_name,omitempty"`
+	FromBoot      uint64                 `protobuf:"fixed64,3,opt,name=from_boot,json=fromBoot,proto3" json:"from_boot,omitempty"`
+	ToName        string                 `protobuf:"bytes,5,opt,name=to_name,json=toName,proto3" json:"to_name,omitempty"`
+	ToBoot        uint64                 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                   // the process that is meant; another one rejects the stream
+	RingSettings  uint64                 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the ring's settings and hash key; a mismatch rejects the stream
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -384,13 +381,6 @@ func (x *Hello) GetFromName() string {
 func (x *Hello) GetFromBoot() uint64 {
 	if x != nil {
 		return x.FromBoot
-	}
-	return 0
-}
-
-func (x *Hello) GetStream() uint64 {
-	if x != nil {
-		return x.Stream
 	}
 	return 0
 }
@@ -462,9 +452,8 @@ func (x *Welcome) GetProtocol() uint32 {
 
 // Batch has operations, in any order: checks, in the form that they have in CheckStream, and all others.
 type Batch struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Sequence     uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`         // from 1, rising
-	Acknowledged uint64                 `protobuf:"varint,2,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // every reply up to this sequence has arrived and may be forgotten
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"` // rising
 	// checks has define, which gives numbers to targets for the rest of the stream, or until they are given to another target (a batch that is
 	// repeated defines all that it names); keys, key_lengths, targets, costs, partial, request_ids, timeouts_ms and trace_contexts; and
 	// nothing else. The partition follows from the key.
@@ -511,13 +500,6 @@ func (*Batch) Descriptor() ([]byte, []int) {
 func (x *Batch) GetSequence() uint64 {
 	if x != nil {
 		return x.Sequence
-	}
-	return 0
-}
-
-func (x *Batch) GetAcknowledged() uint64 {
-	if x != nil {
-		return x.Acknowledged
 	}
 	return 0
 }
@@ -2151,20 +2133,18 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\fForwardReply\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.weir.peer.v1.WelcomeH\x00R\awelcome\x12+\n" +
 	"\x05reply\x18\x02 \x01(\v2\x13.weir.peer.v1.ReplyH\x00R\x05replyB\x06\n" +
-	"\x04body\"\xcc\x01\n" +
+	"\x04body\"\xb4\x01\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1b\n" +
 	"\tfrom_name\x18\x02 \x01(\tR\bfromName\x12\x1b\n" +
-	"\tfrom_boot\x18\x03 \x01(\x06R\bfromBoot\x12\x16\n" +
-	"\x06stream\x18\x04 \x01(\x04R\x06stream\x12\x17\n" +
+	"\tfrom_boot\x18\x03 \x01(\x06R\bfromBoot\x12\x17\n" +
 	"\ato_name\x18\x05 \x01(\tR\x06toName\x12\x17\n" +
 	"\ato_boot\x18\x06 \x01(\x06R\x06toBoot\x12#\n" +
 	"\rring_settings\x18\a \x01(\x06R\fringSettings\"%\n" +
 	"\aWelcome\x12\x1a\n" +
-	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\xea\x01\n" +
+	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\xc6\x01\n" +
 	"\x05Batch\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\"\n" +
-	"\facknowledged\x18\x02 \x01(\x04R\facknowledged\x123\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x123\n" +
 	"\x06checks\x18\x03 \x01(\v2\x1b.weir.v1.CheckStreamRequestR\x06checks\x12\x14\n" +
 	"\x05flags\x18\x04 \x03(\rR\x05flags\x12\x12\n" +
 	"\x04hops\x18\x05 \x03(\rR\x04hops\x12\x18\n" +

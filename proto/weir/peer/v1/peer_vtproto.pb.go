@@ -246,11 +246,6 @@ func (m *Hello) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0x2a
 	}
-	if m.Stream != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Stream))
-		i--
-		dAtA[i] = 0x20
-	}
 	if m.FromBoot != 0 {
 		i -= 8
 		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.FromBoot))
@@ -410,11 +405,6 @@ func (m *Batch) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
 		dAtA[i] = 0x1a
-	}
-	if m.Acknowledged != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Acknowledged))
-		i--
-		dAtA[i] = 0x10
 	}
 	if m.Sequence != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Sequence))
@@ -2015,9 +2005,6 @@ func (m *Hello) SizeVT() (n int) {
 	if m.FromBoot != 0 {
 		n += 9
 	}
-	if m.Stream != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Stream))
-	}
 	l = len(m.ToName)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
@@ -2053,9 +2040,6 @@ func (m *Batch) SizeVT() (n int) {
 	_ = l
 	if m.Sequence != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Sequence))
-	}
-	if m.Acknowledged != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Acknowledged))
 	}
 	if m.Checks != nil {
 		l = m.Checks.SizeVT()
@@ -3024,25 +3008,6 @@ func (m *Hello) UnmarshalVT(dAtA []byte) error {
 			}
 			m.FromBoot = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
 			iNdEx += 8
-		case 4:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Stream", wireType)
-			}
-			m.Stream = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Stream |= uint64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
 		case 5:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field ToName", wireType)
@@ -3231,25 +3196,6 @@ func (m *Batch) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.Sequence |= uint64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 2:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Acknowledged", wireType)
-			}
-			m.Acknowledged = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Acknowledged |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
