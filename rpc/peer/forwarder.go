@@ -25,7 +25,6 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
-	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/stream"
 	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -37,8 +36,8 @@ import (
 //	send        adds a call to the queue and waits until the queue ends it or the caller's context is done
 //	queue.take  makes a message of the calls that have gathered; stream.Run writes it
 //	answered    fills in the outcomes from the reply, and ends the calls of its message
-//	Broken      has unanswered messages repeated on the next stream if the peer has not carried them out, and
-//	            otherwise ends their calls without an answer
+//	Broken      queues the calls of unanswered messages again if the peer has not carried them out, and otherwise
+//	            ends them without an answer
 //
 // Forwarder has one queue for each process, made by transport.Links.
 
@@ -209,17 +208,15 @@ func (c *call) begin(ops []*limiter.Op, until time.Time) {
 }
 
 // message is a Batch that is about to be sent or was sent. It holds one or more calls. The queue's lock guards its
-// fields, except for request, body and batch, which the writer uses without it. These hold all that a repetition needs,
-// because an abandoned call's operations belong to its caller again.
+// fields, except for request, body and batch, which the writer uses without it.
 type message struct {
 	request peerv1.ForwardRequest
 	body    peerv1.ForwardRequest_Batch
 	batch   peerv1.Batch
 
 	sequence uint64
-	items    int                    // number of operations
-	checks   int                    // number of those that are checks
-	uses     []*weirv1.StreamTarget // all targets that batch names
+	items    int // number of operations
+	checks   int // number of those that are checks
 	calls    []*call
 	live     int // number of calls that have not ended
 	made     time.Time
@@ -228,20 +225,18 @@ type message struct {
 // queue holds the calls to one process: queued, or part of a message that has no answer yet.
 //
 // A call ends with outcomes when its message is answered. It ends without when its caller gives up, no stream can be
-// opened, the stream breaks, or the link is closed. A message without a live call is forgotten at once: it is not
-// repeated, and a late reply to it is ignored.
+// opened, the stream breaks, or the link is closed. A message without a live call is forgotten at once, and
+// a late reply to it is ignored.
 type queue struct {
 	cfg  *ForwarderConfig
 	to   ownership.Node
 	wake fifo.Signal
 
-	mu    sync.Mutex
-	calls fifo.Queue[*call]   // not yet part of a message; some may have been abandoned
-	sent  map[uint64]*message // messages without an answer, by sequence
-	// messages of an ended stream, to be repeated on the next one unless they are forgotten before
-	again    []*message
-	waiting  int    // number of operations in calls and in the messages of sent
-	sequence uint64 // of the last message made
+	mu       sync.Mutex
+	calls    fifo.Queue[*call]   // not yet part of a message; some may have been abandoned
+	sent     map[uint64]*message // messages without an answer, by sequence
+	waiting  int                 // number of operations in calls and in the messages of sent
+	sequence uint64              // of the last message made
 	closed   bool
 	numbers  wire.Numbers // of the targets that the current stream has defined
 }
@@ -312,7 +307,7 @@ func (q *queue) forgetLocked(m *message, answered bool) {
 func (q *queue) Pending() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.calls.Len() > 0 || len(q.again) > 0
+	return q.calls.Len() > 0
 }
 
 // Open implements transport.Queue.
@@ -345,26 +340,39 @@ func (q *queue) Failed(closed bool) {
 			c.end(false)
 		}
 	}
-	q.calls, q.again = fifo.Queue[*call]{}, nil
+	q.calls = fifo.Queue[*call]{}
 	for _, m := range q.sent {
 		q.endLocked(m, false)
 	}
 }
 
-// Broken implements transport.Queue. A peer that ends a stream with status OK has answered all that it has carried out.
-// The other messages are repeated on the next stream, in order. After any other end the peer may have carried them out,
-// so that they are not repeated.
+// Broken implements transport.Queue. A peer that ends a stream with status OK has answered all that it has carried out:
+// the other calls are queued again, before those that wait. After any other end the peer may have carried them out, so
+// that they end.
 func (q *queue) Broken(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.again = nil
+	var again fifo.Queue[*call]
 	for _, sequence := range slices.Sorted(maps.Keys(q.sent)) {
-		if m := q.sent[sequence]; errors.Is(err, io.EOF) {
-			q.again = append(q.again, m)
-		} else {
+		m := q.sent[sequence]
+		if !errors.Is(err, io.EOF) {
 			q.endLocked(m, false)
+			continue
+		}
+		delete(q.sent, sequence)
+		q.waiting -= m.items
+		for _, c := range m.calls {
+			if !c.ended {
+				c.message = nil
+				q.waiting += c.n
+				again.Push(c)
+			}
 		}
 	}
+	for _, c := range q.calls.Items() {
+		again.Push(c)
+	}
+	q.calls = again
 	q.wake.Set()
 }
 
@@ -376,21 +384,10 @@ func (q *queue) next() *peerv1.ForwardRequest {
 	return nil
 }
 
-// take returns the next message to write: one to be repeated, or a new one of the calls that have gathered. It returns
-// nil when there is none.
+// take returns the next message to write, of the calls that have gathered. It returns nil when there is none.
 func (q *queue) take() *message {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.again) > 0 {
-		m := q.again[0]
-		q.again = q.again[1:]
-		if q.sent[m.sequence] == m {
-			// The message has numbers of an earlier stream, and defines them again. New messages follow all repeated
-			// ones, and define numbers anew.
-			m.batch.Checks.Define = m.uses
-			return m
-		}
-	}
 	m, keys := &message{made: time.Now()}, 0
 	for q.calls.Len() > 0 && m.items+q.calls.First().n <= maxBatch {
 		c := q.calls.Pop()
@@ -434,7 +431,6 @@ func (q *queue) packLocked(m *message, keys int) {
 			}
 		}
 	}
-	m.uses = p.uses
 }
 
 // received processes one message of the peer for stream.Run. A message that is not a Reply is ignored.

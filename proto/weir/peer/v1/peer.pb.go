@@ -454,8 +454,7 @@ func (x *Welcome) GetProtocol() uint32 {
 type Batch struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"` // rising
-	// checks has define, which gives numbers to targets for the rest of the stream, or until they are given to another target (a batch that is
-	// repeated defines all that it names); keys, key_lengths, targets, costs, partial, request_ids, timeouts_ms and trace_contexts; and
+	// checks has define, which gives numbers to targets for the rest of the stream, or until they are given to another target; keys, key_lengths, targets, costs, partial, request_ids, timeouts_ms and trace_contexts; and
 	// nothing else. The partition follows from the key.
 	Checks *v1.CheckStreamRequest `protobuf:"bytes,3,opt,name=checks,proto3" json:"checks,omitempty"`
 	// What a check from a node says besides, in lists like those of checks.
