@@ -40,17 +40,19 @@ const (
 	returnMost = 200 * time.Millisecond
 )
 
-// LoanCall has the fields of OpBorrow and OpRecall that other operations do not have.
+// LoanCall has the fields of OpBorrow, OpRecall and OpQuota that other operations do not have.
 type LoanCall struct {
-	// Report is the request of OpBorrow, and the answer to OpRecall. Its Target is not used: the operation has one. The
-	// node that receives it sets the borrower's id.
+	// Report is the request of OpBorrow and OpQuota, and the answer to OpRecall. Its Target is not used: the operation
+	// has one. The node that receives an OpBorrow sets the borrower's id.
 	Report limit.Borrow
+	Ask    algo.Quota // of OpQuota: what the borrower asks for
 	// Forwarded marks an OpBorrow that a client has sent to a node that does not hold the key. The holder charges what
 	// the report says and grants nothing: it lends only to borrowers that it can ask to return the units.
 	Forwarded bool
-	Recall    limit.Recall // the request of OpRecall
-	Known     bool         // the answer to OpRecall: the borrower has such a loan
-	Lent      limit.Lent   // the answer to OpBorrow
+	Recall    limit.Recall    // the request of OpRecall
+	Known     bool            // the answer to OpRecall: the borrower has such a loan
+	Lent      limit.Lent      // the answer to OpBorrow
+	Quota     limit.QuotaLent // the answer to OpQuota, without Err
 
 	without limit.Lent // the answer if the backup does not confirm the loan: nothing is granted
 }

@@ -359,7 +359,7 @@ func FuzzPackedOperations(f *testing.F) {
 				op.Kind = limiter.OpReset // what this version does not know
 			}
 			asked = append(asked, limiter.NewOp(op.Kind, *op.Check,
-				limiter.Extra{Quota: new(limiter.QuotaOp), Loan: new(limiter.LoanCall)}))
+				limiter.Extra{Loan: new(limiter.LoanCall)}))
 		}
 		must.True(t, read(reply(1, w.ops), asked), "what was answered is no answer")
 	})

@@ -196,7 +196,7 @@ func (w *work) read(b *peerv1.Batch, from uint64, names *numberedTargets) error 
 	}
 	for i := range w.ops {
 		op := w.ops[i].link()
-		if op.Extra != nil && op.Loan != nil && !op.Loan.Forwarded {
+		if op.Kind == limiter.OpBorrow && !op.Loan.Forwarded {
 			op.Loan.Report.ID.Borrower = from // no node borrows in another's name
 		}
 		if op.Outcome.Err == nil {

@@ -699,10 +699,10 @@ type Item struct {
 	Atomic        bool           `protobuf:"varint,15,opt,name=atomic,proto3" json:"atomic,omitempty"`      // of reserve: part of an atomic check
 	Exact         bool           `protobuf:"varint,16,opt,name=exact,proto3" json:"exact,omitempty"`        // of settle: an error, where the cost is more than what was reserved
 	Bounded       bool           `protobuf:"varint,17,opt,name=bounded,proto3" json:"bounded,omitempty"`    // of settle: an error, where it is more than that by more than the largest limit
-	Loan          *v1.LoanReport `protobuf:"bytes,18,opt,name=loan,proto3" json:"loan,omitempty"`           // of borrow, without a target
+	Loan          *v1.LoanReport `protobuf:"bytes,18,opt,name=loan,proto3" json:"loan,omitempty"`           // of borrow and quota, without a target
 	Recall        *v1.LoanRecall `protobuf:"bytes,19,opt,name=recall,proto3" json:"recall,omitempty"`       // of recall
 	Quota         *Quota         `protobuf:"bytes,20,opt,name=quota,proto3" json:"quota,omitempty"`         // of quota
-	Borrower      uint64         `protobuf:"fixed64,21,opt,name=borrower,proto3" json:"borrower,omitempty"` // of borrow: whose loan it is, where the sender forwards what a client reports; 0: the sender's
+	Borrower      uint64         `protobuf:"fixed64,21,opt,name=borrower,proto3" json:"borrower,omitempty"` // of quota, and of borrow: whose loan it is, where the sender forwards what a client reports; 0: the sender's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -877,20 +877,14 @@ func (x *Item) GetBorrower() uint64 {
 	return 0
 }
 
-// Quota is what a borrower that works with Quotas reports of a loan, and asks for. Totals are cumulative.
+// Quota is what a borrower that works with Quotas asks for. The item's loan is its report.
 type Quota struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Borrower      uint64                 `protobuf:"fixed64,1,opt,name=borrower,proto3" json:"borrower,omitempty"`
-	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
-	Granted       int64                  `protobuf:"varint,3,opt,name=granted,proto3" json:"granted,omitempty"`
-	Spent         int64                  `protobuf:"varint,4,opt,name=spent,proto3" json:"spent,omitempty"`
-	Returned      int64                  `protobuf:"varint,5,opt,name=returned,proto3" json:"returned,omitempty"`
-	Known         int64                  `protobuf:"varint,6,opt,name=known,proto3" json:"known,omitempty"`   // units spent that answers have confirmed
-	Demand        int64                  `protobuf:"varint,7,opt,name=demand,proto3" json:"demand,omitempty"` // units per hour
-	AheadNs       int64                  `protobuf:"varint,8,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"`
-	Share         int64                  `protobuf:"varint,9,opt,name=share,proto3" json:"share,omitempty"`                  // percent
-	TermNs        int64                  `protobuf:"varint,10,opt,name=term_ns,json=termNs,proto3" json:"term_ns,omitempty"` // 0: nothing is asked for
-	Had           int64                  `protobuf:"varint,11,opt,name=had,proto3" json:"had,omitempty"`                     // rate of a loan that is reported, in units per hour
+	Demand        int64                  `protobuf:"varint,1,opt,name=demand,proto3" json:"demand,omitempty"` // units per hour
+	AheadNs       int64                  `protobuf:"varint,2,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"`
+	Share         int64                  `protobuf:"varint,3,opt,name=share,proto3" json:"share,omitempty"`                 // percent
+	TermNs        int64                  `protobuf:"varint,4,opt,name=term_ns,json=termNs,proto3" json:"term_ns,omitempty"` // 0: nothing is asked for
+	Had           int64                  `protobuf:"varint,5,opt,name=had,proto3" json:"had,omitempty"`                     // rate of a loan that is reported, in units per hour
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -923,48 +917,6 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
 	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *Quota) GetBorrower() uint64 {
-	if x != nil {
-		return x.Borrower
-	}
-	return 0
-}
-
-func (x *Quota) GetNumber() uint64 {
-	if x != nil {
-		return x.Number
-	}
-	return 0
-}
-
-func (x *Quota) GetGranted() int64 {
-	if x != nil {
-		return x.Granted
-	}
-	return 0
-}
-
-func (x *Quota) GetSpent() int64 {
-	if x != nil {
-		return x.Spent
-	}
-	return 0
-}
-
-func (x *Quota) GetReturned() int64 {
-	if x != nil {
-		return x.Returned
-	}
-	return 0
-}
-
-func (x *Quota) GetKnown() int64 {
-	if x != nil {
-		return x.Known
-	}
-	return 0
 }
 
 func (x *Quota) GetDemand() int64 {
@@ -2182,20 +2134,13 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x04loan\x18\x12 \x01(\v2\x13.weir.v1.LoanReportR\x04loan\x12+\n" +
 	"\x06recall\x18\x13 \x01(\v2\x13.weir.v1.LoanRecallR\x06recall\x12)\n" +
 	"\x05quota\x18\x14 \x01(\v2\x13.weir.peer.v1.QuotaR\x05quota\x12\x1a\n" +
-	"\bborrower\x18\x15 \x01(\x06R\bborrower\"\x91\x02\n" +
-	"\x05Quota\x12\x1a\n" +
-	"\bborrower\x18\x01 \x01(\x06R\bborrower\x12\x16\n" +
-	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x18\n" +
-	"\agranted\x18\x03 \x01(\x03R\agranted\x12\x14\n" +
-	"\x05spent\x18\x04 \x01(\x03R\x05spent\x12\x1a\n" +
-	"\breturned\x18\x05 \x01(\x03R\breturned\x12\x14\n" +
-	"\x05known\x18\x06 \x01(\x03R\x05known\x12\x16\n" +
-	"\x06demand\x18\a \x01(\x03R\x06demand\x12\x19\n" +
-	"\bahead_ns\x18\b \x01(\x03R\aaheadNs\x12\x14\n" +
-	"\x05share\x18\t \x01(\x03R\x05share\x12\x17\n" +
-	"\aterm_ns\x18\n" +
-	" \x01(\x03R\x06termNs\x12\x10\n" +
-	"\x03had\x18\v \x01(\x03R\x03had\"}\n" +
+	"\bborrower\x18\x15 \x01(\x06R\bborrower\"{\n" +
+	"\x05Quota\x12\x16\n" +
+	"\x06demand\x18\x01 \x01(\x03R\x06demand\x12\x19\n" +
+	"\bahead_ns\x18\x02 \x01(\x03R\aaheadNs\x12\x14\n" +
+	"\x05share\x18\x03 \x01(\x03R\x05share\x12\x17\n" +
+	"\aterm_ns\x18\x04 \x01(\x03R\x06termNs\x12\x10\n" +
+	"\x03had\x18\x05 \x01(\x03R\x03had\"}\n" +
 	"\tQuotaLent\x12\x18\n" +
 	"\agranted\x18\x01 \x01(\x03R\agranted\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x03R\x04rate\x12\x14\n" +
