@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -199,6 +200,7 @@ func (a *together) decision(allowed bool) limit.AllDecision {
 		if !allowed || a.list == "checks" {
 			d.ReservationID = "" // CheckAll settles it, or it was cancelled
 		}
+		out.ReservationID = cmp.Or(out.ReservationID, d.ReservationID) // a key without a limit has none
 	}
 	for i := range a.of {
 		d := &out.Decisions[i]

@@ -102,8 +102,7 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 	if bad != nil {
 		return limit.AllDecision{}, bad
 	}
-	id := newReservationID()
-	all.reserve(id)
+	all.reserve(newReservationID())
 	if err := l.expired(ctx, len(all.ops)); err != nil {
 		return limit.AllDecision{}, err
 	}
@@ -116,12 +115,7 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 	if err != nil {
 		return limit.AllDecision{}, err
 	}
-	reserved := allowed && all.reserved()
-	out := all.decision(allowed)
-	if reserved {
-		out.ReservationID = hex.EncodeToString(id[:])
-	}
-	return out, nil
+	return all.decision(allowed), nil
 }
 
 // Extend implements Service.
@@ -310,15 +304,4 @@ func (l *Limiter) learn(t *limit.Target, class string, cost int64) {
 	if e := l.table.Load().by[t.Policy]; t.Policy != "" && e != nil && e.EstimateAuto {
 		l.estimates.Add(t.Policy, class, t.Caller, cost)
 	}
-}
-
-// reserved reports whether at least one of the operations has made a reservation. An operation on a key without a limit
-// makes none.
-func (a *together) reserved() bool {
-	for _, op := range a.ops {
-		if op.Decision.ReservationID != "" {
-			return true
-		}
-	}
-	return false
 }

@@ -26,7 +26,7 @@ import (
 //	send      writes the reply
 //
 // A batch must never be carried out twice. A Forwarder repeats a batch only after Forward has returned nil. Forward
-// returns nil only when every batch that it has carried out has its reply on the stream.
+// returns nil only when every batch that it has carried out has its reply on the stream, unless that panicked.
 
 const (
 	// maxStreams bounds the streams that are served at a time: several for every node of the largest cluster.
