@@ -85,12 +85,8 @@ func parseReservation(s string) (ReservationID, *limit.Error) {
 // ReserveAll implements Service. It is an atomic check. If all reservations are admitted, the caller settles them;
 // otherwise ReserveAll cancels them.
 func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
-	switch {
-	case len(rs) == 0:
-		return limit.AllDecision{}, invalid("reserves", "is empty: name at least one target")
-	case len(rs) > limit.MaxBatch:
-		return limit.AllDecision{},
-			limit.NewError(limit.TooLarge, "reserves", "has more than the 1000 elements that are taken at once")
+	if err := limit.ValidEach("reserves", len(rs)); err != nil {
+		return limit.AllDecision{}, err
 	}
 	all, bad := l.gather("reserves", len(rs), func(i int) (*Op, *limit.Error) {
 		op, err := l.reserveOp(&rs[i])
