@@ -46,12 +46,11 @@ const (
 	lendMost = 200 * time.Millisecond
 	// silentFor is how long rounds do not wait for a borrower that has not answered one.
 	silentFor = algo.LoanTerm
-	// The four times after which a borrower may ask again. lendAgain: too few units are free for a loan. returnAgain:
-	// so too, but other borrowers have units, which are recalled when the rest is used up. recallAgain: a round is in
+	// The three times after which a borrower may ask again. lendAgain: too few units are free for a loan. returnAgain:
+	// so too, but other borrowers have units, which are recalled when the rest is used up; or a round is in
 	// progress, or the borrower asked for nothing. neverAgain: nothing is lent under the rule.
 	lendAgain   = 250 * time.Millisecond
 	returnAgain = 20 * time.Millisecond
-	recallAgain = 5 * time.Millisecond
 	neverAgain  = 10 * time.Second
 	// maxReported bounds how many checks one report of a loan adds to the counts of decisions and to the busiest keys.
 	// A borrower admits fewer between two reports. But no node can verify the borrower's number, and an inline limit
@@ -209,9 +208,7 @@ func (l *Limiter) lend(op *Op, now *moment) {
 	}
 	switch {
 	case again == neverAgain:
-	case call.Want == 0:
-		a.Again = recallAgain // the borrower asked for nothing, or a round is in progress
-	case lent.OnLoan > 0:
+	case call.Want == 0 || lent.OnLoan > 0:
 		a.Again = returnAgain
 	}
 	a.Granted, a.Ended = lent.Granted, lent.Ended

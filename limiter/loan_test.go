@@ -153,13 +153,13 @@ func TestLentAfterRecall(t *testing.T) {
 	defer end()
 	must.True(t, check(t, l, "p", 1500).Allowed, "refused")
 	a := <-returned
-	expect.True(t, a.Ended && a.Again == recallAgain, "who returned a loan is told %+v", a)
+	expect.True(t, a.Ended && a.Again == returnAgain, "who returned a loan is told %+v", a)
 
 	second := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 100}
 	of := state{scope: "p", key: "k"}
 	l.loans.wait(of, 1)
 	a = lent(t, l, second)
-	expect.True(t, a.Granted == 0 && a.Again == recallAgain, "while somebody is about to decide: %+v", a)
+	expect.True(t, a.Granted == 0 && a.Again == returnAgain, "while somebody is about to decide: %+v", a)
 	l.loans.wait(of, -1)
 	a = lent(t, l, second)
 	expect.True(t, a.Granted == 100 && a.Term != 0, "with 500 free: %+v", a)
