@@ -47,8 +47,8 @@ const (
 	// silentFor is how long rounds do not wait for a borrower that has not answered one.
 	silentFor = algo.LoanTerm
 	// The three times after which a borrower may ask again. lendAgain: too few units are free for a loan. returnAgain:
-	// so too, but other borrowers have units, which are recalled when the rest is used up; or a round is in
-	// progress, or the borrower asked for nothing. neverAgain: nothing is lent under the rule.
+	// so too, but other borrowers have units, which are recalled when the rest is used up; or a round is in progress;
+	// or the borrower asked for nothing. neverAgain: nothing is lent under the rule.
 	lendAgain   = 250 * time.Millisecond
 	returnAgain = 20 * time.Millisecond
 	neverAgain  = 10 * time.Second
@@ -76,8 +76,8 @@ type borrower struct{ recall func(limit.Recall) }
 
 // round is one recall of a key's loans.
 type round struct {
-	// asked has the units granted, of each loan whose borrower was asked and has not answered. A client without a stream
-	// is asked by OpenBorrower.
+	// asked has the units granted, of each loan whose borrower was asked and has not answered. OpenBorrower asks a
+	// client that had no stream.
 	asked map[algo.LoanID]int64
 	late  *time.Timer // calls giveUp after recallMost
 	// done is closed when the round ends: all borrowers that were asked have answered, or giveUp was called.
@@ -317,8 +317,8 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error) (r *round, no
 		make(map[ownership.Node][]algo.Loan)
 	for i := range lent {
 		loan := &lent[i]
-		if _, silent := all.silent[loan.ID.Borrower]; silent || loan.Wants != 0 { // the holder of a Quota is never asked
-			continue
+		if _, silent := all.silent[loan.ID.Borrower]; silent || loan.Wants != 0 {
+			continue // the holder of a Quota is never asked
 		}
 		r.asked[loan.ID] = loan.Granted
 		if node, ok := l.member(loan.ID.Borrower); ok {
