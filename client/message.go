@@ -130,14 +130,14 @@ func (p *packer) pack(m *message, now time.Duration) *weirv1.CheckStreamRequest 
 	for i, s := range m.checks {
 		q := &s.f.checks[s.i]
 		if last == nil || !wire.SameTarget(&q.Target, last) {
-			n, fresh := p.numbers.Of(&q.Target)
-			if n == nil {
+			define, fresh := p.numbers.Of(&q.Target)
+			if define == nil {
 				// The numbers are used up. After Reset there are more than one message needs.
 				p.numbers.Reset()
 				return p.pack(m, now)
 			}
-			if number = n.Define.Number; fresh {
-				in.Define = append(in.Define, n.Define)
+			if number = define.Number; fresh {
+				in.Define = append(in.Define, define)
 			}
 		}
 		last = &q.Target

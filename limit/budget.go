@@ -1,9 +1,6 @@
 package limit
 
-import (
-	"strconv"
-	"time"
-)
+import "time"
 
 // Usage is the tokens of each class, such as "input", "cached" and "output", that work has used or is expected to use.
 // A policy's prices convert them to units. At most MaxClasses classes.
@@ -79,16 +76,8 @@ type SettledResult struct {
 	Err error // nil or *Error
 }
 
-// ValidEach returns what is wrong with a list of n elements that each have an answer of their own; nil: nothing.
-func ValidEach(list string, n int) *Error {
-	switch {
-	case n == 0:
-		return NewError(Invalid, list, "is empty: name at least one reservation")
-	case n > MaxBatch:
-		return NewError(TooLarge, list, "has more than the "+strconv.Itoa(MaxBatch)+" elements that are taken at once")
-	}
-	return nil
-}
+// ValidEach returns what is wrong with a list of n reservations, such as "commits"; nil: nothing.
+func ValidEach(list string, n int) *Error { return validList(list, n, "name at least one reservation") }
 
 // Bounds of the time in which a reservation waits for Commit or Cancel.
 const (

@@ -320,12 +320,15 @@ const (
 
 // ValidBatch returns what is wrong with a batch of n checks, so that a front end need not read a batch of the wrong
 // size.
-func ValidBatch(n int) *Error {
+func ValidBatch(n int) *Error { return validList("checks", n, "send at least one check") }
+
+// validList returns what is wrong with a list of n elements. least is what to do about an empty one.
+func validList(list string, n int, least string) *Error {
 	switch {
 	case n == 0:
-		return NewError(Invalid, "checks", "is empty: send at least one check")
+		return NewError(Invalid, list, "is empty: "+least)
 	case n > MaxBatch:
-		return NewError(TooLarge, "checks",
+		return NewError(TooLarge, list,
 			"has "+strconv.Itoa(n)+" elements, at most "+strconv.Itoa(MaxBatch)+" are taken at once")
 	}
 	return nil

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -15,7 +16,7 @@ import (
 // This file carries out atomic checks, whose elements are charged all or not at all. The path of one:
 //
 //	gather       plans the elements, and adds up those on the same state (together)
-//	allBorrowed  answers from this node's loans, if they cover all elements (borrow.go)
+//	borrowed     answers from this node's loan if all elements are on one key and the loan covers them (borrow.go)
 //	run          has each holder reserve its part, all under one id that this node has chosen (batch.go)
 //	settleAll    commits all reservations if each was admitted, and otherwise cancels them, also those whose answers
 //	             did not come
@@ -46,7 +47,7 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	if err := l.expired(ctx, len(all.ops)); err != nil {
 		return limit.AllDecision{}, err
 	}
-	if l.allBorrowed(all) {
+	if len(all.ops) == 1 && l.borrowed(all.ops[0]) {
 		return all.decision(true), nil
 	}
 	l.run(ctx, all.ops...)
@@ -60,14 +61,6 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	l.settleAll(ctx, all.ops, charged)
 	if err != nil {
 		return limit.AllDecision{}, err
-	}
-	if allowed {
-		end := l.ending()
-		for _, op := range all.ops {
-			if l.cfg.Ownership.Route(int(op.partition)).Standing != ownership.Owned {
-				l.borrowing.missed(op, &end)
-			}
-		}
 	}
 	out := all.decision(charged)
 	out.Allowed = allowed
@@ -207,6 +200,7 @@ func (a *together) decision(allowed bool) limit.AllDecision {
 		if !allowed || a.list == "checks" {
 			d.ReservationID = "" // CheckAll settles it, or it was cancelled
 		}
+		out.ReservationID = cmp.Or(out.ReservationID, d.ReservationID) // a key without a limit has none
 	}
 	for i := range a.of {
 		d := &out.Decisions[i]

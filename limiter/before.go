@@ -115,7 +115,8 @@ func (l *Limiter) ending() moment { return moment{l: l} }
 // loans.
 func (l *Limiter) remember(op *Op, a *away, end *moment) {
 	d := op.Decision
-	if op.Outcome.Err == nil && op.Kind == OpCheck {
+	// A reserve without an id is an atomic check of one key.
+	if op.Outcome.Err == nil && (op.Kind == OpCheck || op.Kind == OpReserve && op.Reservation == (ReservationID{})) {
 		l.borrowing.missed(op, end)
 	}
 	if d.Allowed || d.FailedClosed || op.Always { // it has charged, or may have

@@ -40,17 +40,19 @@ const (
 	returnMost = 200 * time.Millisecond
 )
 
-// LoanCall has the fields of OpBorrow and OpRecall that other operations do not have.
+// LoanCall has the fields of OpBorrow, OpRecall and OpQuota that other operations do not have.
 type LoanCall struct {
-	// Report is the request of OpBorrow, and the answer to OpRecall. Its Target is not used: the operation has one. The
-	// node that receives it sets the borrower's id.
+	// Report is the request of OpBorrow and OpQuota, and the answer to OpRecall. Its Target is not used: the operation
+	// has one. The node that receives an OpBorrow sets the borrower's id.
 	Report limit.Borrow
+	Ask    algo.Quota // of OpQuota: what the borrower asks for
 	// Forwarded marks an OpBorrow that a client has sent to a node that does not hold the key. The holder charges what
 	// the report says and grants nothing: it lends only to borrowers that it can ask to return the units.
 	Forwarded bool
-	Recall    limit.Recall // the request of OpRecall
-	Known     bool         // the answer to OpRecall: the borrower has such a loan
-	Lent      limit.Lent   // the answer to OpBorrow
+	Recall    limit.Recall    // the request of OpRecall
+	Known     bool            // the answer to OpRecall: the borrower has such a loan
+	Lent      limit.Lent      // the answer to OpBorrow
+	Quota     limit.QuotaLent // the answer to OpQuota, without Err
 
 	without limit.Lent // the answer if the backup does not confirm the loan: nothing is granted
 }
@@ -143,42 +145,13 @@ func (l *Limiter) borrowed(op *Op) bool {
 	if !ok {
 		return false
 	}
-	l.admitBorrowed(t, left, op)
-	return true
-}
-
-// allBorrowed answers an atomic check from loans, if these cover all of it, and reports whether it did. Otherwise it
-// takes nothing from them: units that were reported as spent cannot be put back.
-func (l *Limiter) allBorrowed(all *together) bool {
-	b := l.borrowing
-	if b == nil || b.book.Loans() == 0 {
-		return false
-	}
-	parts := make([]lend.Part[loanKey, struct{}], len(all.ops))
-	for i, op := range all.ops {
-		p := &parts[i]
-		p.Key, p.Units = op.loanKey(), op.Cost
-		if !op.fromLoans() || !b.book.Has(p.Key) {
-			return false
-		}
-	}
-	if !b.book.TakeAll(parts, b.clock) {
-		return false
-	}
-	for i, op := range all.ops {
-		l.admitBorrowed(parts[i].Terms, parts[i].Left, op)
-	}
-	return true
-}
-
-// admitBorrowed answers and counts a check that was admitted from a loan, of which left units remain.
-func (l *Limiter) admitBorrowed(t *limit.Lent, left int64, op *Op) {
 	d := op.Decision
 	*d = limit.Decision{Policy: op.PolicyName()}
 	lend.Admit(d, t, op.Cost, left)
 	l.refusals.Admitted(op.hash) // drops refusals of the key: their retry_after is too short now
 	op.rule.stats.borrowed.Add(1)
 	l.count(op, tightestOf(op.rule.Limits, d))
+	return true
 }
 
 // fromLoans reports whether a loan that covers a check may answer it. It may if the check has Partial, because the loan
@@ -198,8 +171,7 @@ func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
 	return &limits[0]
 }
 
-// missed counts a check, or a part of an atomic one, that another node has admitted: a loan would have saved the
-// message.
+// missed counts a check that another node has admitted: a loan would have saved the message.
 func (b *borrowing) missed(op *Op, end *moment) {
 	if b != nil && op.fromLoans() && lend.Lendable(op.Decision) {
 		b.book.Missed(op.loanKey(), op.Cost, end.bootTime, loanKey.own)

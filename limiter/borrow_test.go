@@ -3,8 +3,6 @@ package limiter
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -310,14 +308,13 @@ func TestPartialRecalls(t *testing.T) {
 	})
 }
 
-// TestAllFromLoans: atomic checks make keys ones that a node borrows, and are answered from loans that cover all of
-// them. Otherwise their owners are asked, and nothing of the loans is lost. Both keys are admitted as often as the
-// smaller limit says.
+// TestAllFromLoans: atomic checks of one key make it one that a node borrows, and are answered from its loan if that
+// covers all of them. The owners are asked about those of several keys, and what is on loan stays.
 func TestAllFromLoans(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		node := c.nodes[2]
 		a, b := c.owned("small", 0, 0), c.owned("p", 1, 0)
-		checks := []limit.Check{named("small", a, 1), named("p", b, 1), named("p", b, 1)}
+		one := []limit.Check{named("small", a, 1), named("small", a, 1)}
 		var admitted int64
 		ask := func(checks ...limit.Check) (ok bool) {
 			t.Helper()
@@ -325,143 +322,43 @@ func TestAllFromLoans(t *testing.T) {
 			for i, d := range all.Decisions {
 				must.True(t, !d.FailedOpen && d.Policy == checks[i].Policy && (!all.Allowed || d.Granted == 1),
 					"%+v", all)
+				if d.Granted == 1 && d.Policy == "small" {
+					admitted++
+				}
 			}
 			return all.Allowed
 		}
-		for node.borrowing.book.Loans() < 2 {
+		for node.borrowing.book.Loans() == 0 {
 			for range 8 {
-				must.True(t, ask(checks...), "refused")
-				admitted++
+				must.True(t, ask(one...), "refused")
 			}
 			c.pass(time.Millisecond)
 		}
 		c.pass(10 * time.Millisecond)
-		expect.Equal(t, c.messages(func() {
+		n := c.messages(func() {
 			for range 5 {
-				must.True(t, ask(checks...), "refused")
-				admitted++
+				must.True(t, ask(one...), "refused")
 			}
-		}), 0, "messages for atomic checks that loans cover")
-		// One key of which there is no loan, one that the node decides for itself, a charge: owners are asked about
-		// all.
+		})
+		expect.Equal(t, n, 0, "messages for atomic checks that a loan covers")
 		onLoan := c.onLoan(c.nodes[0], "small", a)
-		for what, other := range map[string]limit.Check{"without a loan": named("p", c.owned("p", 0, 1), 1),
-			"of its own": named("p", c.owned("p", 2, 0), 1)} {
-			n := c.messages(func() {
-				must.True(t, ask(append(checks, other)...), "refused")
-				admitted++
-			})
-			expect.True(t, n != 0, "with a key %s: no message", what)
-		}
-		if n := c.onLoan(c.nodes[0], "small", a); n != onLoan {
-			t.Errorf("%d are on loan, and were %d before checks that were not answered from loans", n, onLoan)
-		}
+		n = c.messages(func() { must.True(t, ask(one[0], named("p", b, 1)), "refused") })
+		expect.True(t, n != 0 && c.onLoan(c.nodes[0], "small", a) == onLoan,
+			"of several keys: %d messages, and on loan are %d after %d", n, c.onLoan(c.nodes[0], "small", a), onLoan)
 		for refused := 0; refused < 3; {
-			if ask(checks...) {
-				admitted++
-			} else {
+			if !ask(one...) {
 				refused++
 			}
 			if admitted%7 == 0 {
 				c.pass(time.Millisecond)
 			}
 		}
-		expect.Equal(t, admitted, 1000, "were admitted of 1000")
+		expect.True(t, admitted == 999 || admitted == 1000, "%d were admitted of 1000, two at a time", admitted)
 		c.pass(2 * time.Second) // in which all is returned
-		for _, q := range []struct {
-			check limit.Check
-			left  int64
-		}{{named("small", a, 0), 0}, {named("p", b, 0), 10000 - 2*1000}} {
-			d := node.check(t, q.check)
-			expect.True(t, d.Remaining == q.left, "%s: %d left, want %d", q.check.Policy, d.Remaining, q.left)
-		}
+		expect.Equal(t, node.check(t, named("small", a, 0)).Remaining, 1000-admitted)
 		s := c.stats("small")
-		expect.True(t, s.Allowed == 1000 && s.Borrowed != 0, "%+v", s)
+		expect.True(t, s.Borrowed != 0, "%+v", s)
 	})
-}
-
-// TestAllFromLoansAtOnce: atomic checks of several keys, with loans, without, and at owners, side by side with single
-// checks, until little is left. What is charged in the end is what was admitted, of every key, and no key is charged by
-// a check that another one refused.
-func TestAllFromLoansAtOnce(t *testing.T) {
-	for seed := range uint64(4) {
-		inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
-			var keys []string
-			for i := range 5 {
-				keys = append(keys, c.owned("small", i%2, i/2)) // the last node holds none of them
-			}
-			c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
-				time.Sleep(rand.N(2 * time.Millisecond))
-				deliver()
-			})
-			var mu sync.Mutex
-			admitted := make(map[string]int64)
-			allowed, refused := 0, 0
-			over := false
-			var callers sync.WaitGroup
-			for i := range 9 {
-				callers.Go(func() {
-					random := rand.New(rand.NewPCG(seed, uint64(i)))
-					n := c.nodes[i%3]
-					for {
-						mu.Lock()
-						done := over
-						mu.Unlock()
-						if done {
-							return
-						}
-						var checks []limit.Check
-						for range 1 + random.IntN(3) {
-							checks = append(checks, named("small", keys[random.IntN(len(keys))], 1+random.Int64N(2)))
-						}
-						all := n.all(t, checks...)
-						mu.Lock()
-						if all.Allowed {
-							allowed++
-						} else {
-							refused++
-						}
-						for j, d := range all.Decisions {
-							expect.True(t, !d.FailedOpen && d.Granted != 0 == all.Allowed &&
-								(!all.Allowed || d.Granted == checks[j].Cost), "%+v", all)
-							admitted[checks[j].Key] += d.Granted
-						}
-						mu.Unlock()
-						if random.IntN(4) == 0 {
-							if d := n.check(t, checks[0]); d.Allowed {
-								mu.Lock()
-								admitted[checks[0].Key] += d.Granted
-								mu.Unlock()
-							}
-						}
-						time.Sleep(time.Duration(random.Int64N(int64(time.Millisecond))))
-					}
-				})
-			}
-			for range 3000 {
-				c.pass(time.Millisecond)
-				mu.Lock()
-				over = refused > 400
-				mu.Unlock()
-				if over {
-					break
-				}
-			}
-			mu.Lock()
-			over = true
-			mu.Unlock()
-			callers.Wait()
-			c.pass(3 * time.Second) // in which all loans are returned, and all is settled
-			for _, k := range keys {
-				d := c.nodes[2].check(t, named("small", k, 0))
-				expect.True(t, d.Remaining == 1000-admitted[k] && admitted[k] <= 1000,
-					"seed %d: %d were admitted, %d are left", seed, admitted[k], d.Remaining)
-			}
-			if s := c.stats("small"); s.Borrowed < 100 || refused < 100 || allowed < 100 {
-				t.Errorf("%d from loans, %d allowed, %d refused: too few to say anything", s.Borrowed, allowed, refused)
-			}
-		})
-	}
 }
 
 // TestInlineLimitsAreLent: checks with limits of their own are answered from a node's loan, in batches and atomic

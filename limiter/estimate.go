@@ -25,9 +25,7 @@ type estimator struct {
 // costs are the last of a class.
 type costs struct {
 	last  [lastCosts]int64
-	added int   // ever
-	at    int64 // the estimate
-	stale bool  // it is not up to date
+	added int // ever
 
 	caller string // that was the first to tell a cost of the class
 }
@@ -70,7 +68,6 @@ func add(of map[string]*costs, class, caller string, cost int64) {
 	}
 	c.last[c.added%lastCosts] = cost
 	c.added++
-	c.stale = true
 }
 
 // Estimate returns what work of a class may cost; what any work of the policy may, while too little is known of the
@@ -88,13 +85,10 @@ func (e *estimator) Estimate(policy, class string) (cost int64, ok bool) {
 }
 
 func (c *costs) estimate() int64 {
-	if c.stale {
-		n := min(c.added, lastCosts)
-		sorted := c.last
-		slices.Sort(sorted[:n])
-		c.at, c.stale = sorted[(9*n+9)/10-1], false
-	}
-	return c.at
+	n := min(c.added, lastCosts)
+	sorted := c.last
+	slices.Sort(sorted[:n])
+	return sorted[(9*n+9)/10-1]
 }
 
 // Keep forgets the policies of which keep says no.

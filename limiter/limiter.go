@@ -257,29 +257,13 @@ func (l *Limiter) tend() {
 			l.sample.tick(now.Mono)
 			if quiet++; quiet >= sweepsAMinute && l.store.Refused() > full+shares {
 				st := l.store.Stats()
-				l.log.Warn("store full", append([]any{"hint", "checks of new keys are answered by on_error", "calls",
-					st.Full - full, "calls_over_share", st.ShareFull - shares, "keys", st.Keys,
-					"max_keys", st.MaxKeys, "bytes", st.Bytes, "max_bytes", st.MaxBytes}, l.largest()...)...)
+				l.log.Warn("store full", "hint", "checks of new keys are answered by on_error", "calls", st.Full-full,
+					"calls_over_share", st.ShareFull-shares, "keys", st.Keys, "max_keys", st.MaxKeys, "bytes", st.Bytes,
+					"max_bytes", st.MaxBytes)
 				full, shares, quiet = st.Full, st.ShareFull, 0
 			}
 		}
 	}
-}
-
-// largest are the names of the policy, the namespace and the caller with most bytes in the store, as attributes of a
-// log line.
-func (l *Limiter) largest() (attrs []any) {
-	policies, namespaces, callers := l.store.Shares()
-	for _, one := range []struct {
-		what string
-		list []store.Share
-	}{{"policy", policies}, {"namespace", namespaces}, {"caller", callers}} {
-		if len(one.list) > 0 {
-			attrs = append(attrs, "largest_"+one.what, one.list[0].Name, "largest_"+one.what+"_keys", one.list[0].Keys,
-				"largest_"+one.what+"_bytes", one.list[0].Bytes)
-		}
-	}
-	return attrs
 }
 
 // alone is the ownership of a node without others: the route of all partitions.

@@ -3,7 +3,6 @@ package limiter
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -47,12 +46,11 @@ const (
 	lendMost = 200 * time.Millisecond
 	// silentFor is how long rounds do not wait for a borrower that has not answered one.
 	silentFor = algo.LoanTerm
-	// The four times after which a borrower may ask again. lendAgain: too few units are free for a loan. returnAgain:
-	// so too, but other borrowers have units, which are recalled when the rest is used up. recallAgain: a round is in
-	// progress, or the borrower asked for nothing. neverAgain: nothing is lent under the rule.
+	// The three times after which a borrower may ask again. lendAgain: too few units are free for a loan. returnAgain:
+	// so too, but other borrowers have units, which are recalled when the rest is used up; or a round is in progress;
+	// or the borrower asked for nothing. neverAgain: nothing is lent under the rule.
 	lendAgain   = 250 * time.Millisecond
 	returnAgain = 20 * time.Millisecond
-	recallAgain = 5 * time.Millisecond
 	neverAgain  = 10 * time.Second
 	// maxReported bounds how many checks one report of a loan adds to the counts of decisions and to the busiest keys.
 	// A borrower admits fewer between two reports. But no node can verify the borrower's number, and an inline limit
@@ -66,10 +64,9 @@ type loans struct {
 	borrowers map[uint64]map[*borrower]struct{} // by the borrower's id
 	rounds    map[state]*round
 	deciding  map[state]int // checks that wait for a round, or have waited and are not decided yet
-	// silent has the Mono instant up to which rounds do not wait for a borrower, by the borrower's id and the number of
-	// the loan. heard and OpenBorrower end it earlier.
-	silent map[uint64]map[uint64]int64
-	sweep  int64 // the Mono instant from which on giveUp removes the entries of silent that have ended
+	// silent has the ids of the borrowers for which rounds do not wait. They leave it after silentFor; heard and
+	// OpenBorrower remove them earlier.
+	silent map[uint64]struct{}
 
 	granted, recalled, unanswered, spent atomic.Uint64
 }
@@ -79,9 +76,10 @@ type borrower struct{ recall func(limit.Recall) }
 
 // round is one recall of a key's loans.
 type round struct {
-	asked   map[algo.LoanID]struct{} // loans whose borrowers were asked and have not answered
-	unasked []algo.Loan              // loans whose borrowers cannot be asked, unless OpenBorrower comes in time
-	late    *time.Timer              // calls giveUp after recallMost
+	// asked has the units granted, of each loan whose borrower was asked and has not answered. OpenBorrower asks a
+	// client that had no stream.
+	asked map[algo.LoanID]int64
+	late  *time.Timer // calls giveUp after recallMost
 	// done is closed when the round ends: all borrowers that were asked have answered, or giveUp was called.
 	done chan struct{}
 }
@@ -89,7 +87,7 @@ type round struct {
 // start makes the maps.
 func (ls *loans) start() {
 	ls.borrowers, ls.rounds = make(map[uint64]map[*borrower]struct{}), make(map[state]*round)
-	ls.deciding, ls.silent = make(map[state]int), make(map[uint64]map[uint64]int64)
+	ls.deciding, ls.silent = make(map[state]int), make(map[uint64]struct{})
 }
 
 // OpenBorrower implements limit.Lender.
@@ -103,12 +101,11 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 	all.borrowers[id][b] = struct{}{}
 	delete(all.silent, id)
 	for _, r := range all.rounds {
-		r.unasked = slices.DeleteFunc(r.unasked, func(loan algo.Loan) bool {
-			if loan.ID.Borrower == id {
-				all.ask(r, b, &loan)
+		for loan, granted := range r.asked {
+			if loan.Borrower == id {
+				recall(limit.Recall{Number: loan.Number, Granted: granted})
 			}
-			return loan.ID.Borrower == id
-		})
+		}
 	}
 	return func() {
 		all.mu.Lock()
@@ -118,15 +115,6 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 			delete(all.borrowers, id)
 		}
 	}
-}
-
-// ask asks a borrower to return what it has left of a loan, as part of a round.
-func (ls *loans) ask(r *round, b *borrower, loan *algo.Loan) {
-	if _, asked := r.asked[loan.ID]; !asked {
-		r.asked[loan.ID] = struct{}{}
-		ls.recalled.Add(1)
-	}
-	b.recall(limit.Recall{Number: loan.ID.Number, Granted: loan.Granted})
 }
 
 // Lend implements limit.Lender. If another node holds the key, Lend forwards the report to that node, which grants
@@ -220,9 +208,7 @@ func (l *Limiter) lend(op *Op, now *moment) {
 	}
 	switch {
 	case again == neverAgain:
-	case call.Want == 0:
-		a.Again = recallAgain // the borrower asked for nothing, or a round is in progress
-	case lent.OnLoan > 0:
+	case call.Want == 0 || lent.OnLoan > 0:
 		a.Again = returnAgain
 	}
 	a.Granted, a.Ended = lent.Granted, lent.Ended
@@ -289,7 +275,7 @@ func (ls *loans) wait(of state, n int) {
 func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	delete(ls.silent[id.Borrower], id.Number)
+	delete(ls.silent, id.Borrower)
 	r := ls.rounds[of]
 	if r == nil || !returned {
 		return
@@ -306,7 +292,7 @@ func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 func (l *Limiter) callBack(op *Op, of state) *round {
 	now := l.clock()
 	lent, err := l.store.Recall(op.storeKey(), of.scope, now)
-	r, nodes := l.openRound(of, lent, err, now.Mono)
+	r, nodes := l.openRound(of, lent, err)
 	for node, loans := range nodes {
 		target, subject := op.Target, op.subject
 		if target.Key = of.key; target.Policy != "" { // the goroutine may run for longer than op's texts are valid
@@ -319,8 +305,7 @@ func (l *Limiter) callBack(op *Op, of state) *round {
 
 // openRound begins a round, if there is none, and asks the clients. It returns the nodes that the caller must ask, with
 // their loans.
-func (l *Limiter) openRound(of state, lent []algo.Loan, err error,
-	now int64) (r *round, nodes map[ownership.Node][]algo.Loan) {
+func (l *Limiter) openRound(of state, lent []algo.Loan, err error) (r *round, nodes map[ownership.Node][]algo.Loan) {
 	all := &l.loans
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -328,31 +313,28 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error,
 	if r != nil || err != nil {
 		return r, nil
 	}
-	r, nodes = &round{asked: make(map[algo.LoanID]struct{}), done: make(chan struct{})},
+	r, nodes = &round{asked: make(map[algo.LoanID]int64), done: make(chan struct{})},
 		make(map[ownership.Node][]algo.Loan)
 	for i := range lent {
 		loan := &lent[i]
-		if now < all.silent[loan.ID.Borrower][loan.ID.Number] {
-			continue
+		if _, silent := all.silent[loan.ID.Borrower]; silent || loan.Wants != 0 {
+			continue // the holder of a Quota is never asked
 		}
-		to := all.borrowers[loan.ID.Borrower]
+		r.asked[loan.ID] = loan.Granted
 		if node, ok := l.member(loan.ID.Borrower); ok {
 			nodes[node] = append(nodes[node], *loan)
-			r.asked[loan.ID] = struct{}{}
-			all.recalled.Add(1)
-		} else if len(to) == 0 && loan.Wants == 0 { // the holder of a Quota is never asked
-			r.unasked = append(r.unasked, *loan)
 		}
-		for b := range to {
-			all.ask(r, b, loan)
+		for b := range all.borrowers[loan.ID.Borrower] {
+			b.recall(limit.Recall{Number: loan.ID.Number, Granted: loan.Granted})
 		}
 	}
-	if len(r.asked) == 0 && len(r.unasked) == 0 {
+	if len(r.asked) == 0 {
 		return nil, nil
 	}
+	all.recalled.Add(uint64(len(r.asked)))
 	all.rounds[of] = r
 	// The round has its own timer, because the checks that wait for it may have less time than recallMost.
-	r.late = time.AfterFunc(recallMost, func() { all.giveUp(of, r, now+int64(recallMost)) })
+	r.late = time.AfterFunc(recallMost, func() { all.giveUp(of, r) })
 	return r, nodes
 }
 
@@ -368,32 +350,23 @@ func (l *Limiter) member(boot uint64) (ownership.Node, bool) {
 }
 
 // giveUp ends a round after recallMost. The borrowers that have not answered become silent.
-func (ls *loans) giveUp(of state, r *round, now int64) {
+func (ls *loans) giveUp(of state, r *round) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if ls.rounds[of] != r {
 		return // it has ended
 	}
-	if now >= ls.sweep { // once in silentFor, so that each entry is visited twice at most
-		for borrower, loans := range ls.silent {
-			maps.DeleteFunc(loans, func(_ uint64, until int64) bool { return until <= now })
-			if len(loans) == 0 {
-				delete(ls.silent, borrower)
-			}
-		}
-		ls.sweep = now + int64(silentFor)
-	}
-	ls.recalled.Add(uint64(len(r.unasked)))
-	for i := range r.unasked {
-		r.asked[r.unasked[i].ID] = struct{}{}
-	}
 	ls.unanswered.Add(uint64(len(r.asked)))
 	for id := range r.asked {
-		if ls.silent[id.Borrower] == nil {
-			ls.silent[id.Borrower] = make(map[uint64]int64)
-		}
-		ls.silent[id.Borrower][id.Number] = now + int64(silentFor)
+		ls.silent[id.Borrower] = struct{}{}
 	}
+	time.AfterFunc(silentFor, func() {
+		ls.mu.Lock()
+		defer ls.mu.Unlock()
+		for id := range r.asked {
+			delete(ls.silent, id.Borrower)
+		}
+	})
 	ls.end(of, r)
 }
 
@@ -465,7 +438,7 @@ type LoanStats struct {
 	Streams  int    // clients with a stream, which can be asked to return their loans
 	Granted  uint64 // loans granted or renewed
 	Spent    uint64 // units that borrowers have reported as spent
-	Recalled uint64 // loans whose borrowers were asked to return what is left, or could not be asked in time
+	Recalled uint64 // loans whose borrowers were asked to return what is left, or could not be asked
 	// Unanswered counts the loans in Recalled whose borrowers did not answer in time, or could not be asked.
 	Unanswered uint64
 }

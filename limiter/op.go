@@ -71,11 +71,10 @@ type Extra struct {
 	// caller has asked chooses it, so that it can settle a reservation whose answer did not come. If it is zero for
 	// reserve, the charge is not a reservation and cannot be settled.
 	Reservation ReservationID
-	Atomic      bool     // reserve: part of an atomic check
-	Release     bool     // reserve: gives its units back when its TTL passes
-	Exact       bool     // settle: to keep more than was reserved is an error
-	Quota       *QuotaOp // quota
-	Loan        *LoanCall
+	Atomic      bool      // reserve: part of an atomic check
+	Release     bool      // reserve: gives its units back when its TTL passes
+	Exact       bool      // settle: to keep more than was reserved is an error
+	Loan        *LoanCall // borrow, recall, quota
 	Reply       Reply
 
 	lease uint64 // LeaseID as a number

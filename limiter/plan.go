@@ -193,7 +193,7 @@ func (op *Op) validExtra() *limit.Error {
 			return invalid("lease_id", "is not one that acquire gave: 16 hexadecimal digits, not all of them 0")
 		}
 		op.lease = id
-	case OpBorrow:
+	case OpBorrow, OpQuota:
 		if op.Loan == nil {
 			return invalid("", "a report of a loan has no loan")
 		}
@@ -208,9 +208,6 @@ func (op *Op) validExtra() *limit.Error {
 	if op.Reservation != op.Reservation.Whole() ||
 		op.Reservation == (ReservationID{}) && (op.Kind == OpSettle || op.Kind == OpExtend) {
 		return invalid("reservation_id", "is not one that reserve gave")
-	}
-	if (op.Quota != nil) != (op.Kind == OpQuota) {
-		return invalid("quota", "goes with a report on a quota, and with nothing else")
 	}
 	return nil
 }

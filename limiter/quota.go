@@ -13,23 +13,14 @@ import (
 // operations, so that each is forwarded to the holder of its key; quota carries one out there. A quota has a fixed end,
 // and a key's holder never recalls it (openRound).
 
-// QuotaOp has the fields of an OpQuota that other operations do not have.
-type QuotaOp struct {
-	ID     algo.LoanID
-	Totals algo.Totals // as the borrower reports them
-	Known  int64       // units spent that the borrower knows the holder has charged
-	Ask    algo.Quota
-	Lent   limit.QuotaLent // the answer, without Err
-}
-
 // Quota implements limit.Quotas.
 func (l *Limiter) Quota(ctx context.Context, in []limit.Quota, out []limit.QuotaLent) error {
 	return l.each(ctx, len(in), func(i int) (*Op, *limit.Error) {
 		q := &in[i]
-		return NewOp(OpQuota, limit.Check{Target: q.Target},
-			Extra{Quota: &QuotaOp{ID: q.ID, Totals: q.Totals, Known: q.Known, Ask: q.Ask}}), nil
+		report := limit.Borrow{ID: q.ID, Totals: q.Totals, Known: q.Known}
+		return NewOp(OpQuota, limit.Check{Target: q.Target}, Extra{Loan: &LoanCall{Report: report, Ask: q.Ask}}), nil
 	}, func(i int, op *Op, err error) {
-		if out[i] = op.Quota.Lent; err != nil {
+		if out[i] = op.Loan.Quota; err != nil {
 			out[i] = limit.QuotaLent{Err: err}
 		}
 	})
@@ -37,21 +28,22 @@ func (l *Limiter) Quota(ctx context.Context, in []limit.Quota, out []limit.Quota
 
 // quota carries out an operation of the kind OpQuota.
 func (l *Limiter) quota(op *Op, now *moment) {
-	q, r := op.Quota, op.rule
-	q.Lent = limit.QuotaLent{}
+	report, a, r := &op.Loan.Report, &op.Loan.Quota, op.rule
+	*a = limit.QuotaLent{}
 	switch {
 	case r.missing:
 		l.answer(op)
 		return
 	case r.Limits == nil:
-		q.Lent.Free = r.units == algo.Unlimited || r.shadow
+		a.Free = r.units == algo.Unlimited || r.shadow
 		return
 	}
-	totals := q.Totals
+	totals := report.Totals
 	totals.Checks = totals.Spent // each request of a data plane takes one unit
-	call := store.Borrow{ID: q.ID, Totals: totals, Known: q.Known, Quota: q.Ask, Caller: op.Caller, Boot: r.boot(now)}
+	call := store.Borrow{ID: report.ID, Totals: totals, Known: report.Known, Quota: op.Loan.Ask, Caller: op.Caller,
+		Boot: r.boot(now)}
 	if r.shadow || r.Limits.Unlimited() {
-		q.Lent.Free, q.Lent.Charged = true, !r.Limits.Unlimited()
+		a.Free, a.Charged = true, !r.Limits.Unlimited()
 		call.Quota = algo.Quota{}
 	} else if r.entry != nil && r.entry.Divisible() != nil {
 		call.Quota = algo.Quota{} // the policy has changed since the bucket was assigned
@@ -63,7 +55,7 @@ func (l *Limiter) quota(op *Op, now *moment) {
 	}
 	l.loans.spent.Add(uint64(lent.Charged))
 	l.countSpent(r, op.Key, &lent)
-	q.Lent.Granted, q.Lent.Rate, q.Lent.Spent = lent.Granted, lent.Rate, lent.Spent
+	a.Granted, a.Rate, a.Spent = lent.Granted, lent.Rate, lent.Spent
 	if call.Quota.Term > 0 && lent.Granted > 0 {
 		l.loans.granted.Add(1)
 	}

@@ -86,12 +86,8 @@ func parseReservation(s string) (ReservationID, *limit.Error) {
 // ReserveAll implements Service. It is an atomic check. If all reservations are admitted, the caller settles them;
 // otherwise ReserveAll cancels them.
 func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
-	switch {
-	case len(rs) == 0:
-		return limit.AllDecision{}, invalid("reserves", "is empty: name at least one target")
-	case len(rs) > limit.MaxBatch:
-		return limit.AllDecision{},
-			limit.NewError(limit.TooLarge, "reserves", "has more than the 1000 elements that are taken at once")
+	if err := limit.ValidEach("reserves", len(rs)); err != nil {
+		return limit.AllDecision{}, err
 	}
 	all, bad := l.gather("reserves", len(rs), func(i int) (*Op, *limit.Error) {
 		op, err := l.reserveOp(&rs[i])
@@ -103,8 +99,7 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 	if bad != nil {
 		return limit.AllDecision{}, bad
 	}
-	id := newReservationID()
-	all.reserve(id)
+	all.reserve(newReservationID())
 	if err := l.expired(ctx, len(all.ops)); err != nil {
 		return limit.AllDecision{}, err
 	}
@@ -117,12 +112,7 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 	if err != nil {
 		return limit.AllDecision{}, err
 	}
-	reserved := allowed && all.reserved()
-	out := all.decision(allowed)
-	if reserved {
-		out.ReservationID = hex.EncodeToString(id[:])
-	}
-	return out, nil
+	return all.decision(allowed), nil
 }
 
 // Extend implements Service.
@@ -311,15 +301,4 @@ func (l *Limiter) learn(t *limit.Target, class string, cost int64) {
 	if e := l.table.Load().by[t.Policy]; t.Policy != "" && e != nil && e.EstimateAuto {
 		l.estimates.Add(t.Policy, class, t.Caller, cost)
 	}
-}
-
-// reserved reports whether at least one of the operations has made a reservation. An operation on a key without a limit
-// makes none.
-func (a *together) reserved() bool {
-	for _, op := range a.ops {
-		if op.Decision.ReservationID != "" {
-			return true
-		}
-	}
-	return false
 }

@@ -216,7 +216,7 @@ func (l *Limiter) await(ctx context.Context, op *Op) {
 	case !ok && !stands:
 		*out = Outcome{Unreachable: true} // it is charged, but the charge may be lost: as if no answer had come
 	case op.Kind == OpQuota && degraded:
-		op.Quota.Lent.Granted, op.Quota.Lent.Rate = 0, 0 // the backup does not know of the grant
+		op.Loan.Quota.Granted, op.Loan.Quota.Rate = 0, 0 // the backup does not know of the grant
 	case op.asks():
 		op.Decision.Degraded = op.Decision.Degraded || degraded
 		if op.Cost > 0 {

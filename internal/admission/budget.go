@@ -19,7 +19,6 @@ package admission
 //	calls          3 %   unary calls
 //	Unread         2 %   answers that wait for their callers to read them
 //	Kept           2 %   buckets of Envoy's quota service
-//	Replies        2 %   replies to other nodes, kept because a node may send its request again
 //
 // No share is set aside for the most that a stream could take. What a stream takes beyond its idle bytes is counted in
 // Buffers, Requests and Unread while it takes it.
@@ -37,7 +36,6 @@ type Budget struct {
 	Unread   int64
 	Kept     int64
 	Nodes    int64
-	Replies  int64
 
 	MaxInFlight  int // checks
 	MaxAnonymous int // anonymous connections at each port
@@ -103,7 +101,6 @@ func Divide(usable int64) Budget {
 		Unread:   max(share(2, 256*mib), mib),
 		Kept:     share(2, 128*mib),
 		Nodes:    share(3, 2*peerWindows*mib),
-		Replies:  share(2, 64*mib),
 	}
 	b.MaxInFlight = max(int(share(3, 50_000*PerCheckInFlight)/PerCheckInFlight), 1000)
 	b.MaxCalls = max(int(share(3, 10_000*perCall)/perCall), 1)
@@ -151,6 +148,5 @@ func (b *Budget) Refit() {
 // Sum returns what all parts take together, with base and the collector's headroom.
 func (b *Budget) Sum() int64 {
 	return base + b.headroom + b.State + b.Callers + b.anonymous() + b.Buffers + b.Requests + b.Unread + b.Kept +
-		b.Nodes + b.Replies +
-		int64(b.MaxInFlight)*PerCheckInFlight + int64(b.MaxCalls)*perCall
+		b.Nodes + int64(b.MaxInFlight)*PerCheckInFlight + int64(b.MaxCalls)*perCall
 }

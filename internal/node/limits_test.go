@@ -297,6 +297,22 @@ func TestMaxConnectionAge(t *testing.T) {
 	expect.True(t, answered != 0 && answered <= asked, "%d of %d requests on the stream are answered", answered, asked)
 }
 
+// TestOldConnectionsBetweenNodes: a forwarded check is answered by its owner although connections reach their age.
+func TestOldConnectionsBetweenNodes(t *testing.T) {
+	var book testkit.Buffer
+	nodes := startCluster(t, "a b", func(_ int, cfg *Config) {
+		cfg.Logger = book.Logger()
+		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
+		cfg.Limits.MaxConnectionAge = time.Second
+	})
+	count, stop := askAll(t, nodes)
+	testkit.Eventually(t, "four streams to end", func() bool {
+		return strings.Count(book.String(), `msg="peer stream broken" carries=operations`) >= 4
+	})
+	stop()
+	expect.True(t, count.Load() > 100, "%d checks", count.Load())
+}
+
 // TestChosenBounds: what is chosen by hand is taken from the memory for state; what cannot fit is an error that names
 // the flag, and where all together do not fit, the flags are named.
 func TestChosenBounds(t *testing.T) {

@@ -73,7 +73,7 @@ func (n *Node) servePeers() {
 		experimental.BufferPool(n.peerBuffers))...)
 	services := calls.Registrar(n.peerServer)
 	n.peerService = peer.NewServer(peer.ServerConfig{
-		Config: n.transport(), MaxReplies: n.cfg.Memory.Replies, Receiver: n.limiter, Inspect: n.inspect,
+		Config: n.transport(), Receiver: n.limiter, Inspect: n.inspect,
 		Identify: n.identity,
 		Activity: n.activity, Describe: n.describe,
 		Panicked: func(p *panics.Error) { n.panicked("peer")("handing a batch on", p) },

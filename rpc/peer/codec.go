@@ -23,9 +23,7 @@ import (
 type packer struct {
 	numbers *wire.Numbers
 	batch   *peerv1.Batch
-	// all targets that the batch names; Define has those that the stream has not defined before
-	uses   []*weirv1.StreamTarget
-	checks int // number of checks in the complete batch
+	checks  int // number of checks in the complete batch
 
 	target *limit.Target // of the last check
 	number uint32
@@ -82,18 +80,14 @@ func flagIf(set bool, f peerv1.CheckFlag) uint32 {
 // name sets the number for the following checks to that of a target, and defines the number if the stream has not. It
 // returns false when there is no number left.
 func (p *packer) name(t *limit.Target) bool {
-	n, fresh := p.numbers.Of(t)
-	if n == nil {
+	define, fresh := p.numbers.Of(t)
+	if define == nil {
 		return false
 	}
 	if fresh {
-		p.batch.Checks.Define = append(p.batch.Checks.Define, n.Define)
+		p.batch.Checks.Define = append(p.batch.Checks.Define, define)
 	}
-	if n.Used != p.batch.Sequence {
-		n.Used = p.batch.Sequence
-		p.uses = append(p.uses, n.Define)
-	}
-	p.target, p.number = t, n.Define.Number
+	p.target, p.number = t, define.Number
 	return true
 }
 

@@ -32,21 +32,19 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 		item.Reservation = slices.Clone(op.Reservation[:])
 	}
 	switch op.Kind {
-	case limiter.OpBorrow:
+	case limiter.OpBorrow, limiter.OpQuota:
 		item.Loan = wire.ProtoBorrow(&op.Loan.Report)
 		item.Loan.Target = nil // the item has it
-		if op.Loan.Forwarded {
+		if op.Loan.Forwarded || op.Kind == limiter.OpQuota {
 			item.Borrower = op.Loan.Report.ID.Borrower
+		}
+		if op.Kind == limiter.OpQuota {
+			ask := &op.Loan.Ask
+			item.Quota = &peerv1.Quota{Demand: ask.Demand, AheadNs: int64(ask.Ahead), Share: ask.Share,
+				TermNs: int64(ask.Term), Had: ask.Had}
 		}
 	case limiter.OpRecall:
 		item.Recall = &weirv1.LoanRecall{Number: op.Loan.Recall.Number, Granted: op.Loan.Recall.Granted}
-	case limiter.OpQuota:
-		q := op.Quota
-		item.Quota = &peerv1.Quota{
-			Borrower: q.ID.Borrower, Number: q.ID.Number, Granted: q.Totals.Granted, Spent: q.Totals.Spent,
-			Returned: q.Totals.Returned, Known: q.Known, Demand: q.Ask.Demand, AheadNs: int64(q.Ask.Ahead),
-			Share: q.Ask.Share, TermNs: int64(q.Ask.Term), Had: q.Ask.Had,
-		}
 	}
 	return item
 }
@@ -85,24 +83,18 @@ func extra(kind limiter.OpKind, item *peerv1.Item) *limiter.Extra {
 		copy(op.Reservation[:], item.Reservation)
 	}
 	switch kind {
-	case limiter.OpBorrow:
+	case limiter.OpBorrow, limiter.OpQuota:
 		op.Loan = new(limiter.LoanCall)
 		// the report has no target: operation reads the item's
 		op.Loan.Report, _ = wire.Borrow(item.Borrower, item.Loan)
 		op.Loan.Forwarded = item.Borrower != 0
 		op.Loan.Report.Counted = !op.Loan.Forwarded
+		q := item.Quota
+		op.Loan.Ask = algo.Quota{Demand: q.GetDemand(), Ahead: time.Duration(q.GetAheadNs()), Share: q.GetShare(),
+			Term: time.Duration(q.GetTermNs()), Had: q.GetHad()}
 	case limiter.OpRecall:
 		op.Loan = &limiter.LoanCall{Recall: limit.Recall{Number: item.Recall.GetNumber(),
 			Granted: item.Recall.GetGranted()}}
-	case limiter.OpQuota:
-		q := item.Quota
-		op.Quota = &limiter.QuotaOp{
-			ID:     algo.LoanID{Borrower: q.GetBorrower(), Number: q.GetNumber()},
-			Totals: algo.Totals{Granted: q.GetGranted(), Spent: q.GetSpent(), Returned: q.GetReturned()},
-			Known:  q.GetKnown(),
-			Ask: algo.Quota{Demand: q.GetDemand(), Ahead: time.Duration(q.GetAheadNs()), Share: q.GetShare(),
-				Term: time.Duration(q.GetTermNs()), Had: q.GetHad()},
-		}
 	}
 	return op
 }
@@ -139,7 +131,7 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 			reply.Recalled = wire.ProtoBorrow(&op.Loan.Report)
 		}
 	case limiter.OpQuota:
-		q := &op.Quota.Lent
+		q := &op.Loan.Quota
 		reply.QuotaLent = &peerv1.QuotaLent{Granted: q.Granted, Rate: q.Rate, Spent: q.Spent, Free: q.Free,
 			Charged: q.Charged}
 	}
@@ -194,7 +186,7 @@ func setResult(op *limiter.Op, r *peerv1.ItemReply) bool {
 		}
 	case limiter.OpQuota:
 		q := r.QuotaLent
-		op.Quota.Lent = limit.QuotaLent{Granted: q.GetGranted(), Rate: q.GetRate(), Spent: q.GetSpent(),
+		op.Loan.Quota = limit.QuotaLent{Granted: q.GetGranted(), Rate: q.GetRate(), Spent: q.GetSpent(),
 			Free: q.GetFree(), Charged: q.GetCharged()}
 		return q != nil
 	}

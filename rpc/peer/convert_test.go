@@ -128,12 +128,11 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 		op.Cost, op.Partial, op.RequestID, op.LeaseID, op.TTL = 0, false, "", "", 0
 	}
 	if kind == limiter.OpQuota {
-		op.Quota = new(limiter.QuotaOp)
-		fill(rng, reflect.ValueOf(op.Quota).Elem().FieldByName("ID"))
-		fill(rng, reflect.ValueOf(op.Quota).Elem().FieldByName("Totals"))
-		op.Quota.Totals.Checks = 0
-		fill(rng, reflect.ValueOf(op.Quota).Elem().FieldByName("Known"))
-		fill(rng, reflect.ValueOf(op.Quota).Elem().FieldByName("Ask"))
+		op.Loan = &limiter.LoanCall{Forwarded: true}
+		fill(rng, reflect.ValueOf(&op.Loan.Report.ID).Elem())
+		fill(rng, reflect.ValueOf(&op.Loan.Report.Totals).Elem())
+		fill(rng, reflect.ValueOf(&op.Loan.Report.Known).Elem())
+		fill(rng, reflect.ValueOf(&op.Loan.Ask).Elem())
 	}
 	return op
 }
@@ -184,20 +183,20 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 		t.Helper()
 		got := again(sent)
 		if sent.Kind == limiter.OpQuota {
-			got.Quota = new(limiter.QuotaOp)
+			got.Loan = new(limiter.LoanCall)
 		}
 		setOutcome(got, overTheWire(t, protoOutcome(sent)))
 		must.True(t, reflect.DeepEqual(got, sent), "sent %+v\n got %+v", sent, got)
 	}
 	failed := func(kind limiter.OpKind, out limiter.Outcome) {
 		t.Helper()
-		sent := limiter.NewOp(kind, limit.Check{}, limiter.Extra{Quota: new(limiter.QuotaOp)})
+		sent := limiter.NewOp(kind, limit.Check{}, limiter.Extra{Loan: new(limiter.LoanCall)})
 		sent.Outcome = out
 		trip(sent)
 	}
 	for range 300 {
 		for _, kind := range kinds {
-			op := limiter.NewOp(kind, limit.Check{}, limiter.Extra{Quota: new(limiter.QuotaOp)})
+			op := limiter.NewOp(kind, limit.Check{}, limiter.Extra{Loan: new(limiter.LoanCall)})
 			out, d := &op.Reply, op.Decision
 			switch kind {
 			case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve, limiter.OpExtend:
@@ -219,7 +218,7 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 				fill(rng, reflect.ValueOf(&out.Excess).Elem())
 				out.Over, op.Outcome.Lease = rng.IntN(2) == 0, time.Duration(rng.IntN(2))*time.Second
 			case limiter.OpQuota:
-				op.Quota.Lent = limit.QuotaLent{Granted: rng.Int64(), Rate: rng.Int64(), Spent: rng.Int64(), Free: true,
+				op.Loan.Quota = limit.QuotaLent{Granted: rng.Int64(), Rate: rng.Int64(), Spent: rng.Int64(), Free: true,
 					Charged: true}
 			}
 			trip(op)
@@ -276,10 +275,7 @@ func TestRepliesThatDoNotFit(t *testing.T) {
 	for i, r := range replies {
 		for _, kind := range append(kinds, limiter.OpBorrow, limiter.OpRecall) {
 			op := limiter.NewOp(kind, limit.Check{}, limiter.Extra{})
-			if kind == limiter.OpQuota {
-				op.Quota = new(limiter.QuotaOp)
-			}
-			if kind == limiter.OpBorrow || kind == limiter.OpRecall {
+			if kind == limiter.OpQuota || kind == limiter.OpBorrow || kind == limiter.OpRecall {
 				op.Loan = &limiter.LoanCall{Report: limit.Borrow{ID: algo.LoanID{Number: 7}}}
 			}
 			setOutcome(op, r.ItemReply)
@@ -365,7 +361,7 @@ func TestLoansCross(t *testing.T) {
 	want = ofClient
 	want.Counted = false
 	expect.True(t, got[3].Report == want && got[3].Forwarded, "%+v arrives of a client's, want %+v", got[3], want)
-	expect.True(t, got[1].Recall == ops[1].Loan.Recall && got[1].Report.ID.Borrower == alice.Boot, "%+v", got[1])
+	expect.Equal(t, got[1].Recall, ops[1].Loan.Recall)
 	l := ops[0].Loan.Lent
 	expect.True(t, reflect.DeepEqual(l, lent), "%+v is answered, want %+v", l, lent)
 	if l := ops[1].Loan; !l.Known || l.Report.Totals != report.Totals || l.Report.Known != 3 {

@@ -9,10 +9,12 @@ package peer
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -23,7 +25,6 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
-	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/stream"
 	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -35,10 +36,10 @@ import (
 //	send        adds a call to the queue and waits until the queue ends it or the caller's context is done
 //	queue.take  makes a message of the calls that have gathered; stream.Run writes it
 //	answered    fills in the outcomes from the reply, and ends the calls of its message
-//	Broken      has unanswered messages repeated on the next stream, with their sequence
+//	Broken      queues the calls of unanswered messages again if the peer has not carried them out, and otherwise
+//	            ends them without an answer
 //
-// Forwarder has one queue for each process, made by transport.Links. Server relies on two rules that take keeps:
-// sequences rise by one, and at most maxUnacknowledged messages are unacknowledged.
+// Forwarder has one queue for each process, made by transport.Links.
 
 const (
 	// maxBatch bounds the items of one Batch message.
@@ -49,11 +50,6 @@ const (
 	// openTimeout bounds how long a stream waits for its Welcome. It is longer than most callers wait, so that a lost
 	// packet (TCP repeats it after 1 s) or a busy machine does not fail a connection that would have succeeded.
 	openTimeout = 3 * time.Second
-	// maxTries is how often a message is sent at most. Each repetition is on a new stream, after the one before broke.
-	maxTries = 3
-	// repeatWithin is the age up to which a message is repeated. It is shorter than rememberFor, because the receiver
-	// would carry out a repeated message whose reply it has forgotten.
-	repeatWithin = rememberFor / 2
 	// maxIdentity bounds the answer to Identify, which comes from a process that may not be a node, and maxReason the
 	// text of an error in its place, which callers keep.
 	maxIdentity, maxReason = 4 << 10, 512
@@ -74,8 +70,7 @@ type ForwarderConfig struct {
 type Forwarder struct {
 	cfg   ForwarderConfig
 	links *transport.Links[*queue]
-	calls sync.Pool     // of *call
-	last  atomic.Uint64 // number of the last queue's sequence space
+	calls sync.Pool // of *call
 }
 
 // NewForwarder returns a Forwarder without connections.
@@ -85,7 +80,7 @@ func NewForwarder(cfg ForwarderConfig) *Forwarder {
 	p.links = transport.NewLinks(cfg.Config, transport.Dialing{
 		Carries: "operations", Timeout: openTimeout,
 		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-	}, func(to ownership.Node, wake fifo.Signal) *queue { return newQueue(&p.cfg, to, p.last.Add(1), wake) })
+	}, func(to ownership.Node, wake fifo.Signal) *queue { return newQueue(&p.cfg, to, wake) })
 	return p
 }
 
@@ -213,49 +208,41 @@ func (c *call) begin(ops []*limiter.Op, until time.Time) {
 }
 
 // message is a Batch that is about to be sent or was sent. It holds one or more calls. The queue's lock guards its
-// fields, except for request, body and batch, which the writer uses without it. These hold all that a repetition needs,
-// because an abandoned call's operations belong to its caller again.
+// fields, except for request, body and batch, which the writer uses without it.
 type message struct {
 	request peerv1.ForwardRequest
 	body    peerv1.ForwardRequest_Batch
 	batch   peerv1.Batch
 
 	sequence uint64
-	items    int                    // number of operations
-	checks   int                    // number of those that are checks
-	uses     []*weirv1.StreamTarget // all targets that batch names
+	items    int // number of operations
+	checks   int // number of those that are checks
 	calls    []*call
 	live     int // number of calls that have not ended
 	made     time.Time
-	tries    int // how often it was sent
 }
 
-// queue holds the calls to one process: queued, or part of a message that has no answer yet. Its messages are numbered
-// in a sequence space that outlives the stream.
+// queue holds the calls to one process: queued, or part of a message that has no answer yet.
 //
 // A call ends with outcomes when its message is answered. It ends without when its caller gives up, no stream can be
-// opened, its message has been sent too often or is too old, or the link is closed. A message without a live call is
-// forgotten at once: it is not repeated, and a late reply to it is ignored.
+// opened, the stream breaks, or the link is closed. A message without a live call is forgotten at once, and
+// a late reply to it is ignored.
 type queue struct {
-	cfg    *ForwarderConfig
-	to     ownership.Node
-	stream uint64
-	wake   fifo.Signal
+	cfg  *ForwarderConfig
+	to   ownership.Node
+	wake fifo.Signal
 
-	mu    sync.Mutex
-	calls fifo.Queue[*call]   // not yet part of a message; some may have been abandoned
-	sent  map[uint64]*message // messages without an answer, by sequence
-	// messages of a broken stream, to be repeated on the next one unless they are forgotten before
-	again    []*message
-	waiting  int    // number of operations in calls and in the messages of sent
-	sequence uint64 // of the last message made
-	acked    uint64 // every message up to this sequence is answered or forgotten
+	mu       sync.Mutex
+	calls    fifo.Queue[*call]   // not yet part of a message; some may have been abandoned
+	sent     map[uint64]*message // messages without an answer, by sequence
+	waiting  int                 // number of operations in calls and in the messages of sent
+	sequence uint64              // of the last message made
 	closed   bool
 	numbers  wire.Numbers // of the targets that the current stream has defined
 }
 
-func newQueue(cfg *ForwarderConfig, to ownership.Node, number uint64, wake fifo.Signal) *queue {
-	return &queue{cfg: cfg, to: to, stream: number, wake: wake, sent: make(map[uint64]*message)}
+func newQueue(cfg *ForwarderConfig, to ownership.Node, wake fifo.Signal) *queue {
+	return &queue{cfg: cfg, to: to, wake: wake, sent: make(map[uint64]*message)}
 }
 
 // add queues a call. It returns false when there is no room for the call, or the link is closed.
@@ -307,31 +294,20 @@ func (q *queue) endLocked(m *message, answered bool) {
 	q.forgetLocked(m, answered)
 }
 
-// forgetLocked removes a message without a live call from sent, and wakes the writer when that makes room for another
-// message.
+// forgetLocked removes a message without a live call from sent.
 func (q *queue) forgetLocked(m *message, answered bool) {
-	full := q.fullLocked()
 	delete(q.sent, m.sequence)
 	q.waiting -= m.items
-	for q.acked < q.sequence && q.sent[q.acked+1] == nil {
-		q.acked++
-	}
-	if full {
-		q.wake.Set()
-	}
 	if q.cfg.Observe != nil {
 		q.cfg.Observe(time.Since(m.made), m.items, answered)
 	}
 }
 
-// fullLocked says whether another message would have the receiver remember more than maxUnacknowledged replies.
-func (q *queue) fullLocked() bool { return q.sequence-q.acked >= maxUnacknowledged }
-
 // Pending implements transport.Queue.
 func (q *queue) Pending() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.calls.Len() > 0 || len(q.again) > 0
+	return q.calls.Len() > 0
 }
 
 // Open implements transport.Queue.
@@ -341,7 +317,6 @@ func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn,
 	if err != nil {
 		return nil, nil, err
 	}
-	hello.Stream = q.stream
 	// When Send fails, Recv returns the stream's error.
 	_ = s.Send(&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: hello}})
 	first, err := s.Recv()
@@ -365,28 +340,39 @@ func (q *queue) Failed(closed bool) {
 			c.end(false)
 		}
 	}
-	q.calls, q.again = fifo.Queue[*call]{}, nil
+	q.calls = fifo.Queue[*call]{}
 	for _, m := range q.sent {
 		q.endLocked(m, false)
 	}
 }
 
-// Broken implements transport.Queue: messages without an answer are repeated on the next stream, in order and with the
-// same sequence, so that the peer carries out none of them twice. A message that was sent maxTries times or is older
-// than repeatWithin is given up.
-func (q *queue) Broken() {
+// Broken implements transport.Queue. A peer that ends a stream with status OK has answered all that it has carried out:
+// the other calls are queued again, before those that wait. After any other end the peer may have carried them out, so
+// that they end.
+func (q *queue) Broken(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.again = nil
-	for s := q.acked + 1; s <= q.sequence; s++ {
-		switch m := q.sent[s]; {
-		case m == nil:
-		case m.tries >= maxTries || time.Since(m.made) > repeatWithin:
+	var again fifo.Queue[*call]
+	for _, sequence := range slices.Sorted(maps.Keys(q.sent)) {
+		m := q.sent[sequence]
+		if !errors.Is(err, io.EOF) {
 			q.endLocked(m, false)
-		default:
-			q.again = append(q.again, m)
+			continue
+		}
+		delete(q.sent, sequence)
+		q.waiting -= m.items
+		for _, c := range m.calls {
+			if !c.ended {
+				c.message = nil
+				q.waiting += c.n
+				again.Push(c)
+			}
 		}
 	}
+	for _, c := range q.calls.Items() {
+		again.Push(c)
+	}
+	q.calls = again
 	q.wake.Set()
 }
 
@@ -398,25 +384,10 @@ func (q *queue) next() *peerv1.ForwardRequest {
 	return nil
 }
 
-// take returns the next message to write: one to be repeated, or a new one of the calls that have gathered. It returns
-// nil when there is none.
+// take returns the next message to write, of the calls that have gathered. It returns nil when there is none.
 func (q *queue) take() *message {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.again) > 0 {
-		m := q.again[0]
-		q.again = q.again[1:]
-		if q.sent[m.sequence] == m {
-			m.tries++
-			// The message has numbers of an earlier stream, and defines them again. New messages follow all repeated
-			// ones, and define numbers anew.
-			m.batch.Checks.Define = m.uses
-			return m
-		}
-	}
-	if q.fullLocked() {
-		return nil // forgetLocked wakes the writer when there is room
-	}
 	m, keys := &message{made: time.Now()}, 0
 	for q.calls.Len() > 0 && m.items+q.calls.First().n <= maxBatch {
 		c := q.calls.Pop()
@@ -440,8 +411,7 @@ func (q *queue) take() *message {
 		return nil
 	}
 	q.sequence++
-	m.sequence, m.live, m.tries = q.sequence, len(m.calls), 1
-	m.batch.Sequence, m.batch.Acknowledged = q.sequence, q.acked
+	m.sequence, m.live, m.batch.Sequence = q.sequence, len(m.calls), q.sequence
 	m.body.Batch, m.request.Body = &m.batch, &m.body
 	q.packLocked(m, keys)
 	q.sent[m.sequence] = m
@@ -461,7 +431,6 @@ func (q *queue) packLocked(m *message, keys int) {
 			}
 		}
 	}
-	m.uses = p.uses
 }
 
 // received processes one message of the peer for stream.Run. A message that is not a Reply is ignored.

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -130,6 +131,9 @@ func serveBob(t testing.TB, forward func(peerv1.Peer_ForwardServer) error) strin
 	return serve(t, func(r grpc.ServiceRegistrar) { peerv1.RegisterPeerServer(r, bobIs{forward: forward}) })
 }
 
+// errOver has serveBatches end a stream with status OK.
+var errOver = errors.New("over")
+
 // serveBatches is a bob who welcomes, and ends a stream when what he does with a batch fails.
 func serveBatches(t testing.TB, do func(peerv1.Peer_ForwardServer, *numberedTargets, *peerv1.Batch) error) string {
 	return serveBob(t, func(s peerv1.Peer_ForwardServer) error {
@@ -141,7 +145,9 @@ func serveBatches(t testing.TB, do func(peerv1.Peer_ForwardServer, *numberedTarg
 				return nil
 			}
 			if b := in.GetBatch(); b != nil {
-				if err := do(s, &names, b); err != nil {
+				if err := do(s, &names, b); errors.Is(err, errOver) {
+					return nil
+				} else if err != nil {
 					return err
 				}
 			}
@@ -195,13 +201,12 @@ func rawStream(t testing.TB, addr string, hello *peerv1.Hello) peerv1.Peer_Forwa
 }
 
 func hello() *peerv1.Hello {
-	return &peerv1.Hello{Protocol: transport.Protocol, FromName: alice.Name, FromBoot: alice.Boot, Stream: 1,
-		ToName: bob.Name, ToBoot: bob.Boot, RingSettings: settings}
+	return &peerv1.Hello{Protocol: transport.Protocol, FromName: alice.Name, FromBoot: alice.Boot, ToName: bob.Name,
+		ToBoot: bob.Boot, RingSettings: settings}
 }
 
-func batch(seq, acked uint64, ops ...*limiter.Op) *peerv1.ForwardRequest {
+func batch(seq uint64, ops ...*limiter.Op) *peerv1.ForwardRequest {
 	b := packedBatch(new(wire.Numbers), seq, time.Second, ops...)
-	b.Acknowledged = acked
 	return &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: b}}
 }
 

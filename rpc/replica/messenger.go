@@ -236,7 +236,7 @@ func (q *queue) next() *peerv1.ConverseRequest {
 }
 
 // Broken implements transport.Queue. Waiting messages stay for the next stream.
-func (q *queue) Broken() {}
+func (q *queue) Broken(error) {}
 
 // Failed implements transport.Queue: it drops the waiting messages.
 func (q *queue) Failed(closed bool) {

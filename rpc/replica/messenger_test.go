@@ -144,7 +144,7 @@ func TestMessengerRefuses(t *testing.T) {
 		return &peerv1.ConverseRequest{Hello: h}
 	}
 	for want, first := range map[string]*peerv1.ConverseRequest{
-		"FailedPrecondition protocol: this node speaks 6, not 7": hello(func(h *peerv1.Hello) { h.Protocol++ }),
+		"FailedPrecondition protocol: this node speaks 7, not 8": hello(func(h *peerv1.Hello) { h.Protocol++ }),
 		"FailedPrecondition to: this is bob/2, not bob/1":        hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
 		"FailedPrecondition to: this is bob/2, not ann/2":        hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
 		"FailedPrecondition ring_settings":                       hello(func(h *peerv1.Hello) { h.RingSettings++ }),

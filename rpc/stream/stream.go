@@ -31,8 +31,8 @@ func Run[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], end func(), wak
 		}
 	}()
 	write(s, broken, wake, next)
+	<-broken // before end, so that err tells how the stream ended
 	end()
-	<-broken
 	return err
 }
 

@@ -22,7 +22,7 @@ import (
 )
 
 // Protocol is the number of the peer protocol of this build. Nodes with different numbers reject each other's streams.
-const Protocol = 6
+const Protocol = 7
 
 const (
 	// MaxMessage bounds a message between peers, in bytes. A thousand checks with the longest keys and answers are

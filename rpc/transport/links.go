@@ -53,8 +53,9 @@ type Queue interface {
 	// until it ends; calling end ends the stream (see stream.Run).
 	Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error,
 		error)
-	// Broken is called after a welcomed stream has ended. The queue may repeat unanswered messages on the next one.
-	Broken()
+	// Broken is called after a welcomed stream has ended. err is io.EOF if the peer has ended it with status OK. The
+	// queue may repeat unanswered messages on the next stream.
+	Broken(err error)
 	// Failed is called when no stream could be opened, and with closed when the link is stopped: no stream is opened
 	// then.
 	Failed(closed bool)
@@ -161,7 +162,7 @@ func (l *link[Q]) run() {
 		case welcomed:
 			l.cfg.Logger.Info("peer stream broken", "carries", l.dialing.Carries, "peer", l.to.Name, "error", err)
 			down = false
-			l.queue.Broken()
+			l.queue.Broken(err)
 		default:
 			l.queue.Failed(false)
 			if !down {

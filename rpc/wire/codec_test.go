@@ -294,11 +294,11 @@ func TestNumbers(t *testing.T) {
 		for i := range list {
 			n, fresh := given.Of(&list[i])
 			if fresh {
-				must.Equal(t, known.Define(n.Define), nil)
+				must.Equal(t, known.Define(n), nil)
 			} else {
 				same++
 			}
-			got, ok := known.At(uint64(n.Define.Number))
+			got, ok := known.At(uint64(n.Number))
 			got.Key = list[i].Key
 			expect.True(t, ok && SameTarget(&got, &list[i]), "%s: %+v became %+v", units, list[i], got)
 		}
@@ -307,10 +307,10 @@ func TestNumbers(t *testing.T) {
 	}
 	for i := range MaxTargets {
 		n, fresh := given.Of(&limit.Target{Policy: fmt.Sprint("p", i)})
-		must.True(t, n != nil && fresh && n.Define.Number == uint32(i), "%d: %+v", i, n)
+		must.True(t, n != nil && fresh && n.Number == uint32(i), "%d: %+v", i, n)
 	}
 	n, _ := given.Of(&limit.Target{Policy: "one more"})
 	expect.Equal(t, n, nil)
 	n, fresh := given.Of(&limit.Target{Policy: "p7", Key: "k"})
-	expect.True(t, n != nil && !fresh && n.Define.Number == 7, "%+v", n)
+	expect.True(t, n != nil && !fresh && n.Number == 7, "%+v", n)
 }

@@ -9,13 +9,7 @@ import (
 // Numbers are the numbers that the sender of a stream has given to targets without their keys; Targets is the
 // receiver's side. The zero value has given none. It is not safe for concurrent use.
 type Numbers struct {
-	given map[unkeyed]*Number
-}
-
-// Number is the number of one target.
-type Number struct {
-	Define *weirv1.StreamTarget // the definition for the receiver; never changed
-	Used   uint64               // for the sender: the last message that named it
+	given map[unkeyed]*weirv1.StreamTarget
 }
 
 // unkeyed is a Target without its key, by value.
@@ -25,28 +19,28 @@ type unkeyed struct {
 	limit             algo.Limit
 }
 
-// Of returns the number of a target. fresh says that the number is new, so that the message must define it. Of returns
-// nil when all MaxTargets numbers are given; the caller may then call Reset and define the targets of the message
-// again.
-func (n *Numbers) Of(t *limit.Target) (number *Number, fresh bool) {
+// Of returns the number of a target, as its definition for the receiver, which must not be changed. fresh says that the
+// number is new, so that the message must define it. Of returns nil when all MaxTargets numbers are given; the caller
+// may then call Reset and define the targets of the message again.
+func (n *Numbers) Of(t *limit.Target) (define *weirv1.StreamTarget, fresh bool) {
 	of := unkeyed{policy: t.Policy, namespace: t.Namespace}
 	if t.Limit != nil {
 		of.inline, of.limit = true, *t.Limit
 	}
-	if number = n.given[of]; number != nil {
-		return number, false
+	if define = n.given[of]; define != nil {
+		return define, false
 	}
 	if len(n.given) >= MaxTargets {
 		return nil, false
 	}
 	if n.given == nil {
-		n.given = make(map[unkeyed]*Number)
+		n.given = make(map[unkeyed]*weirv1.StreamTarget)
 	}
 	p := ProtoTarget(*t)
-	number = &Number{Define: &weirv1.StreamTarget{Number: uint32(len(n.given)), Policy: p.Policy, Limit: p.Limit,
-		Namespace: p.Namespace}}
-	n.given[of] = number
-	return number, true
+	define = &weirv1.StreamTarget{Number: uint32(len(n.given)), Policy: p.Policy, Limit: p.Limit,
+		Namespace: p.Namespace}
+	n.given[of] = define
+	return define, true
 }
 
 // Reset forgets all numbers.

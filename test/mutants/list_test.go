@@ -710,7 +710,7 @@ var mutants = []mutant{
 	{
 		"limiter: a recall ends with the time of one caller", "limiter/loan.go",
 		[]edit{{"				case <-ctx.Done():\n",
-			"				case <-ctx.Done():\n					l.loans.giveUp(kept[0], r, l.clock().Mono)\n"}},
+			"				case <-ctx.Done():\n					l.loans.giveUp(kept[0], r)\n"}},
 		"./limiter -run TestHastyCaller", "alone false: refused before all on loan was asked for",
 	},
 	{

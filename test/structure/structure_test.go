@@ -166,9 +166,7 @@ var clocks = []string{
 	"gateway/grpc/checkstream.go observe",
 	"rpc/peer/forwarder.go Forward",
 	"rpc/peer/forwarder.go forgetLocked",
-	"rpc/peer/forwarder.go Broken",
 	"rpc/peer/forwarder.go take",
-	"rpc/peer/server.go NewServer",
 	"test/testkit/grpc.go Soon",
 	"test/testkit/testkit.go until",
 }

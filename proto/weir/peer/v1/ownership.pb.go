@@ -28,7 +28,7 @@ const (
 
 type ConverseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Hello *Hello                 `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"` // of the first message, which has nothing else; its field stream is not used
+	Hello *Hello                 `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"` // of the first message, which has nothing else
 	// A frame: the messages that gathered while the one before was being written, each in the form of rpc/replica/codec.go.
 	Messages      [][]byte `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	unknownFields protoimpl.UnknownFields

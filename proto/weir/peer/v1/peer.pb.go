@@ -323,16 +323,13 @@ func (*ForwardReply_Welcome) isForwardReply_Body() {}
 func (*ForwardReply_Reply) isForwardReply_Body() {}
 
 type Hello struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Protocol uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	FromName string                 `protobuf:"bytes,2,opt,name=from_name,json=fromName,proto3" json:"from_name,omitempty"`
-	FromBoot uint64                 `protobuf:"fixed64,3,opt,name=from_boot,json=fromBoot,proto3" json:"from_boot,omitempty"`
-	// stream names the sequence space. It outlives a broken connection: a sender that connects again to the same boot
-	// repeats unanswered batches under the same stream and sequence, and they are not decided twice.
-	Stream        uint64 `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
-	ToName        string `protobuf:"bytes,5,opt,name=to_name,json=toName,proto3" json:"to_name,omitempty"`
-	ToBoot        uint64 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                   // the process that is meant; another one rejects the stream
-	RingSettings  uint64 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the ring's settings and hash key; a mismatch rejects the stream
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	FromName      string                 `protobuf:"bytes,2,opt,name=from_name,json=fromName,proto3" json:"from_name,omitempty"`
+	FromBoot      uint64                 `protobuf:"fixed64,3,opt,name=from_boot,json=fromBoot,proto3" json:"from_boot,omitempty"`
+	ToName        string                 `protobuf:"bytes,5,opt,name=to_name,json=toName,proto3" json:"to_name,omitempty"`
+	ToBoot        uint64                 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                   // the process that is meant; another one rejects the stream
+	RingSettings  uint64                 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the ring's settings and hash key; a mismatch rejects the stream
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -384,13 +381,6 @@ func (x *Hello) GetFromName() string {
 func (x *Hello) GetFromBoot() uint64 {
 	if x != nil {
 		return x.FromBoot
-	}
-	return 0
-}
-
-func (x *Hello) GetStream() uint64 {
-	if x != nil {
-		return x.Stream
 	}
 	return 0
 }
@@ -462,11 +452,9 @@ func (x *Welcome) GetProtocol() uint32 {
 
 // Batch has operations, in any order: checks, in the form that they have in CheckStream, and all others.
 type Batch struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Sequence     uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`         // from 1, rising
-	Acknowledged uint64                 `protobuf:"varint,2,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // every reply up to this sequence has arrived and may be forgotten
-	// checks has define, which gives numbers to targets for the rest of the stream, or until they are given to another target (a batch that is
-	// repeated defines all that it names); keys, key_lengths, targets, costs, partial, request_ids, timeouts_ms and trace_contexts; and
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"` // rising
+	// checks has define, which gives numbers to targets for the rest of the stream, or until they are given to another target; keys, key_lengths, targets, costs, partial, request_ids, timeouts_ms and trace_contexts; and
 	// nothing else. The partition follows from the key.
 	Checks *v1.CheckStreamRequest `protobuf:"bytes,3,opt,name=checks,proto3" json:"checks,omitempty"`
 	// What a check from a node says besides, in lists like those of checks.
@@ -511,13 +499,6 @@ func (*Batch) Descriptor() ([]byte, []int) {
 func (x *Batch) GetSequence() uint64 {
 	if x != nil {
 		return x.Sequence
-	}
-	return 0
-}
-
-func (x *Batch) GetAcknowledged() uint64 {
-	if x != nil {
-		return x.Acknowledged
 	}
 	return 0
 }
@@ -714,15 +695,17 @@ type Item struct {
 	LeaseId string `protobuf:"bytes,13,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"` // of renew and release
 	// reservation is 16 bytes: the id of a reservation, which the node that was asked first has chosen, so that it can settle one whose
 	// answer it never got. Of reserve, none: a charge that nobody is going to settle.
-	Reservation   []byte         `protobuf:"bytes,14,opt,name=reservation,proto3" json:"reservation,omitempty"`
-	Atomic        bool           `protobuf:"varint,15,opt,name=atomic,proto3" json:"atomic,omitempty"`      // of reserve: part of an atomic check
-	Exact         bool           `protobuf:"varint,16,opt,name=exact,proto3" json:"exact,omitempty"`        // of settle: an error, where the cost is more than what was reserved
-	Bounded       bool           `protobuf:"varint,17,opt,name=bounded,proto3" json:"bounded,omitempty"`    // of settle: an error, where it is more than that by more than the largest limit
-	Loan          *v1.LoanReport `protobuf:"bytes,18,opt,name=loan,proto3" json:"loan,omitempty"`           // of borrow, without a target
-	Recall        *v1.LoanRecall `protobuf:"bytes,19,opt,name=recall,proto3" json:"recall,omitempty"`       // of recall
-	Quota         *Quota         `protobuf:"bytes,20,opt,name=quota,proto3" json:"quota,omitempty"`         // of quota
-	Borrower      uint64         `protobuf:"fixed64,21,opt,name=borrower,proto3" json:"borrower,omitempty"` // of borrow: whose loan it is, where the sender forwards what a client reports; 0: the sender's
-	Release       bool           `protobuf:"varint,22,opt,name=release,proto3" json:"release,omitempty"`    // of reserve: what is not committed within the ttl is given back, whatever the policy's on_expiry says
+	Reservation []byte         `protobuf:"bytes,14,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	Atomic      bool           `protobuf:"varint,15,opt,name=atomic,proto3" json:"atomic,omitempty"`   // of reserve: part of an atomic check
+	Exact       bool           `protobuf:"varint,16,opt,name=exact,proto3" json:"exact,omitempty"`     // of settle: an error, where the cost is more than what was reserved
+	Bounded     bool           `protobuf:"varint,17,opt,name=bounded,proto3" json:"bounded,omitempty"` // of settle: an error, where it is more than that by more than the largest limit
+	Loan        *v1.LoanReport `protobuf:"bytes,18,opt,name=loan,proto3" json:"loan,omitempty"`        // of borrow and quota, without a target
+	Recall      *v1.LoanRecall `protobuf:"bytes,19,opt,name=recall,proto3" json:"recall,omitempty"`    // of recall
+	Quota       *Quota         `protobuf:"bytes,20,opt,name=quota,proto3" json:"quota,omitempty"`      // of quota
+	// of quota, and of borrow: whose loan it is, where the sender forwards what a client reports; 0: the sender's
+	Borrower uint64 `protobuf:"fixed64,21,opt,name=borrower,proto3" json:"borrower,omitempty"`
+	// of reserve: what is not committed within the ttl is given back, whatever the policy's on_expiry says
+	Release       bool `protobuf:"varint,22,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -904,20 +887,14 @@ func (x *Item) GetRelease() bool {
 	return false
 }
 
-// Quota is what a borrower that works with Quotas reports of a loan, and asks for. Totals are cumulative.
+// Quota is what a borrower that works with Quotas asks for. The item's loan is its report.
 type Quota struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Borrower      uint64                 `protobuf:"fixed64,1,opt,name=borrower,proto3" json:"borrower,omitempty"`
-	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
-	Granted       int64                  `protobuf:"varint,3,opt,name=granted,proto3" json:"granted,omitempty"`
-	Spent         int64                  `protobuf:"varint,4,opt,name=spent,proto3" json:"spent,omitempty"`
-	Returned      int64                  `protobuf:"varint,5,opt,name=returned,proto3" json:"returned,omitempty"`
-	Known         int64                  `protobuf:"varint,6,opt,name=known,proto3" json:"known,omitempty"`   // units spent that answers have confirmed
-	Demand        int64                  `protobuf:"varint,7,opt,name=demand,proto3" json:"demand,omitempty"` // units per hour
-	AheadNs       int64                  `protobuf:"varint,8,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"`
-	Share         int64                  `protobuf:"varint,9,opt,name=share,proto3" json:"share,omitempty"`                  // percent
-	TermNs        int64                  `protobuf:"varint,10,opt,name=term_ns,json=termNs,proto3" json:"term_ns,omitempty"` // 0: nothing is asked for
-	Had           int64                  `protobuf:"varint,11,opt,name=had,proto3" json:"had,omitempty"`                     // rate of a loan that is reported, in units per hour
+	Demand        int64                  `protobuf:"varint,1,opt,name=demand,proto3" json:"demand,omitempty"` // units per hour
+	AheadNs       int64                  `protobuf:"varint,2,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"`
+	Share         int64                  `protobuf:"varint,3,opt,name=share,proto3" json:"share,omitempty"`                 // percent
+	TermNs        int64                  `protobuf:"varint,4,opt,name=term_ns,json=termNs,proto3" json:"term_ns,omitempty"` // 0: nothing is asked for
+	Had           int64                  `protobuf:"varint,5,opt,name=had,proto3" json:"had,omitempty"`                     // rate of a loan that is reported, in units per hour
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -950,48 +927,6 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
 	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *Quota) GetBorrower() uint64 {
-	if x != nil {
-		return x.Borrower
-	}
-	return 0
-}
-
-func (x *Quota) GetNumber() uint64 {
-	if x != nil {
-		return x.Number
-	}
-	return 0
-}
-
-func (x *Quota) GetGranted() int64 {
-	if x != nil {
-		return x.Granted
-	}
-	return 0
-}
-
-func (x *Quota) GetSpent() int64 {
-	if x != nil {
-		return x.Spent
-	}
-	return 0
-}
-
-func (x *Quota) GetReturned() int64 {
-	if x != nil {
-		return x.Returned
-	}
-	return 0
-}
-
-func (x *Quota) GetKnown() int64 {
-	if x != nil {
-		return x.Known
-	}
-	return 0
 }
 
 func (x *Quota) GetDemand() int64 {
@@ -2159,20 +2094,18 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\fForwardReply\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.weir.peer.v1.WelcomeH\x00R\awelcome\x12+\n" +
 	"\x05reply\x18\x02 \x01(\v2\x13.weir.peer.v1.ReplyH\x00R\x05replyB\x06\n" +
-	"\x04body\"\xcc\x01\n" +
+	"\x04body\"\xb4\x01\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1b\n" +
 	"\tfrom_name\x18\x02 \x01(\tR\bfromName\x12\x1b\n" +
-	"\tfrom_boot\x18\x03 \x01(\x06R\bfromBoot\x12\x16\n" +
-	"\x06stream\x18\x04 \x01(\x04R\x06stream\x12\x17\n" +
+	"\tfrom_boot\x18\x03 \x01(\x06R\bfromBoot\x12\x17\n" +
 	"\ato_name\x18\x05 \x01(\tR\x06toName\x12\x17\n" +
 	"\ato_boot\x18\x06 \x01(\x06R\x06toBoot\x12#\n" +
 	"\rring_settings\x18\a \x01(\x06R\fringSettings\"%\n" +
 	"\aWelcome\x12\x1a\n" +
-	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\xea\x01\n" +
+	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\xc6\x01\n" +
 	"\x05Batch\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\"\n" +
-	"\facknowledged\x18\x02 \x01(\x04R\facknowledged\x123\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x123\n" +
 	"\x06checks\x18\x03 \x01(\v2\x1b.weir.v1.CheckStreamRequestR\x06checks\x12\x14\n" +
 	"\x05flags\x18\x04 \x03(\rR\x05flags\x12\x12\n" +
 	"\x04hops\x18\x05 \x03(\rR\x04hops\x12\x18\n" +
@@ -2212,20 +2145,13 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06recall\x18\x13 \x01(\v2\x13.weir.v1.LoanRecallR\x06recall\x12)\n" +
 	"\x05quota\x18\x14 \x01(\v2\x13.weir.peer.v1.QuotaR\x05quota\x12\x1a\n" +
 	"\bborrower\x18\x15 \x01(\x06R\bborrower\x12\x18\n" +
-	"\arelease\x18\x16 \x01(\bR\arelease\"\x91\x02\n" +
-	"\x05Quota\x12\x1a\n" +
-	"\bborrower\x18\x01 \x01(\x06R\bborrower\x12\x16\n" +
-	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x18\n" +
-	"\agranted\x18\x03 \x01(\x03R\agranted\x12\x14\n" +
-	"\x05spent\x18\x04 \x01(\x03R\x05spent\x12\x1a\n" +
-	"\breturned\x18\x05 \x01(\x03R\breturned\x12\x14\n" +
-	"\x05known\x18\x06 \x01(\x03R\x05known\x12\x16\n" +
-	"\x06demand\x18\a \x01(\x03R\x06demand\x12\x19\n" +
-	"\bahead_ns\x18\b \x01(\x03R\aaheadNs\x12\x14\n" +
-	"\x05share\x18\t \x01(\x03R\x05share\x12\x17\n" +
-	"\aterm_ns\x18\n" +
-	" \x01(\x03R\x06termNs\x12\x10\n" +
-	"\x03had\x18\v \x01(\x03R\x03had\"}\n" +
+	"\arelease\x18\x16 \x01(\bR\arelease\"{\n" +
+	"\x05Quota\x12\x16\n" +
+	"\x06demand\x18\x01 \x01(\x03R\x06demand\x12\x19\n" +
+	"\bahead_ns\x18\x02 \x01(\x03R\aaheadNs\x12\x14\n" +
+	"\x05share\x18\x03 \x01(\x03R\x05share\x12\x17\n" +
+	"\aterm_ns\x18\x04 \x01(\x03R\x06termNs\x12\x10\n" +
+	"\x03had\x18\x05 \x01(\x03R\x03had\"}\n" +
 	"\tQuotaLent\x12\x18\n" +
 	"\agranted\x18\x01 \x01(\x03R\agranted\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x03R\x04rate\x12\x14\n" +

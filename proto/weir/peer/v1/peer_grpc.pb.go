@@ -36,7 +36,8 @@ const (
 type PeerClient interface {
 	// Forward carries checks from a node that was asked to the one that decides: one stream for each pair of nodes and
 	// direction. The first message is a Hello, answered by a Welcome; then Batches, each answered by a Reply with the
-	// same sequence, not necessarily in order.
+	// same sequence, not necessarily in order. A receiver that ends the stream with status OK has answered every batch
+	// that it has carried out: the sender may send the others again on another stream.
 	Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ForwardRequest, ForwardReply], error)
 	// Inspect tells what only the node itself knows, for its peers' status pages.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
@@ -115,7 +116,8 @@ func (c *peerClient) Identify(ctx context.Context, in *IdentifyRequest, opts ...
 type PeerServer interface {
 	// Forward carries checks from a node that was asked to the one that decides: one stream for each pair of nodes and
 	// direction. The first message is a Hello, answered by a Welcome; then Batches, each answered by a Reply with the
-	// same sequence, not necessarily in order.
+	// same sequence, not necessarily in order. A receiver that ends the stream with status OK has answered every batch
+	// that it has carried out: the sender may send the others again on another stream.
 	Forward(grpc.BidiStreamingServer[ForwardRequest, ForwardReply]) error
 	// Inspect tells what only the node itself knows, for its peers' status pages.
 	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)

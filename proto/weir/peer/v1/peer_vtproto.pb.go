@@ -246,11 +246,6 @@ func (m *Hello) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0x2a
 	}
-	if m.Stream != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Stream))
-		i--
-		dAtA[i] = 0x20
-	}
 	if m.FromBoot != 0 {
 		i -= 8
 		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.FromBoot))
@@ -410,11 +405,6 @@ func (m *Batch) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
 		dAtA[i] = 0x1a
-	}
-	if m.Acknowledged != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Acknowledged))
-		i--
-		dAtA[i] = 0x10
 	}
 	if m.Sequence != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Sequence))
@@ -810,58 +800,27 @@ func (m *Quota) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.Had != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Had))
 		i--
-		dAtA[i] = 0x58
+		dAtA[i] = 0x28
 	}
 	if m.TermNs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.TermNs))
 		i--
-		dAtA[i] = 0x50
+		dAtA[i] = 0x20
 	}
 	if m.Share != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Share))
 		i--
-		dAtA[i] = 0x48
+		dAtA[i] = 0x18
 	}
 	if m.AheadNs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.AheadNs))
 		i--
-		dAtA[i] = 0x40
+		dAtA[i] = 0x10
 	}
 	if m.Demand != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Demand))
 		i--
-		dAtA[i] = 0x38
-	}
-	if m.Known != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Known))
-		i--
-		dAtA[i] = 0x30
-	}
-	if m.Returned != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Returned))
-		i--
-		dAtA[i] = 0x28
-	}
-	if m.Spent != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Spent))
-		i--
-		dAtA[i] = 0x20
-	}
-	if m.Granted != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Granted))
-		i--
-		dAtA[i] = 0x18
-	}
-	if m.Number != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Number))
-		i--
-		dAtA[i] = 0x10
-	}
-	if m.Borrower != 0 {
-		i -= 8
-		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.Borrower))
-		i--
-		dAtA[i] = 0x9
+		dAtA[i] = 0x8
 	}
 	return len(dAtA) - i, nil
 }
@@ -2027,9 +1986,6 @@ func (m *Hello) SizeVT() (n int) {
 	if m.FromBoot != 0 {
 		n += 9
 	}
-	if m.Stream != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Stream))
-	}
 	l = len(m.ToName)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
@@ -2065,9 +2021,6 @@ func (m *Batch) SizeVT() (n int) {
 	_ = l
 	if m.Sequence != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Sequence))
-	}
-	if m.Acknowledged != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Acknowledged))
 	}
 	if m.Checks != nil {
 		l = m.Checks.SizeVT()
@@ -2246,24 +2199,6 @@ func (m *Quota) SizeVT() (n int) {
 	}
 	var l int
 	_ = l
-	if m.Borrower != 0 {
-		n += 9
-	}
-	if m.Number != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Number))
-	}
-	if m.Granted != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Granted))
-	}
-	if m.Spent != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Spent))
-	}
-	if m.Returned != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Returned))
-	}
-	if m.Known != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Known))
-	}
 	if m.Demand != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Demand))
 	}
@@ -3039,25 +2974,6 @@ func (m *Hello) UnmarshalVT(dAtA []byte) error {
 			}
 			m.FromBoot = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
 			iNdEx += 8
-		case 4:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Stream", wireType)
-			}
-			m.Stream = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Stream |= uint64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
 		case 5:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field ToName", wireType)
@@ -3246,25 +3162,6 @@ func (m *Batch) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.Sequence |= uint64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 2:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Acknowledged", wireType)
-			}
-			m.Acknowledged = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Acknowledged |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -4538,111 +4435,6 @@ func (m *Quota) UnmarshalVT(dAtA []byte) error {
 		}
 		switch fieldNum {
 		case 1:
-			if wireType != 1 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Borrower", wireType)
-			}
-			m.Borrower = 0
-			if (iNdEx + 8) > l {
-				return io.ErrUnexpectedEOF
-			}
-			m.Borrower = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
-			iNdEx += 8
-		case 2:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Number", wireType)
-			}
-			m.Number = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Number |= uint64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 3:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Granted", wireType)
-			}
-			m.Granted = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Granted |= int64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 4:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Spent", wireType)
-			}
-			m.Spent = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Spent |= int64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 5:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Returned", wireType)
-			}
-			m.Returned = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Returned |= int64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 6:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Known", wireType)
-			}
-			m.Known = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Known |= int64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 7:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Demand", wireType)
 			}
@@ -4661,7 +4453,7 @@ func (m *Quota) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-		case 8:
+		case 2:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field AheadNs", wireType)
 			}
@@ -4680,7 +4472,7 @@ func (m *Quota) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-		case 9:
+		case 3:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Share", wireType)
 			}
@@ -4699,7 +4491,7 @@ func (m *Quota) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-		case 10:
+		case 4:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field TermNs", wireType)
 			}
@@ -4718,7 +4510,7 @@ func (m *Quota) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-		case 11:
+		case 5:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Had", wireType)
 			}
