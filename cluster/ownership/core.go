@@ -250,8 +250,7 @@ type Core struct {
 	absentUntil int64    // boot time until which claims wait for them
 }
 
-// part is what a Core knows of one partition. There are thousands. So the fields that replication reads lie together:
-// first those that a holder reads, then, from known on, those that a follower reads, which begin a cache line.
+// part is what a Core knows of one partition.
 type part struct {
 	standing        Standing // of a held partition: Owned or Frozen
 	held            bool
