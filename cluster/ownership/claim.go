@@ -101,45 +101,6 @@ func (c *Core) noteStranger(n Node) {
 	}
 }
 
-// newcomerFor is how long a process counts as a newcomer: it has entered the ring, and may not know the holders of its
-// partitions yet. Each holder tells the newcomer what it holds when it sees the newcomer (tellNew).
-const newcomerFor = strangerFor
-
-// newcomer reports whether a process has entered the ring less than newcomerFor ago. In that time, checks go to the
-// last known holder until the newcomer says that it holds the partition: a newcomer that does not know the holder would
-// make them wait.
-func (c *Core) newcomer(n Node) bool {
-	_, ok := c.newcomers[n]
-	return ok
-}
-
-// noteNewcomers notes the processes that enter the ring with a new view, before it becomes c.view. The first view has
-// no newcomers: this node itself has just joined.
-func (c *Core) noteNewcomers(v View) {
-	if c.views == 0 {
-		return
-	}
-	for _, m := range v.Members {
-		if at, ok := c.alive[m.Node]; m.Active && m.Node != c.cfg.Self && (!ok || !c.view.Members[at].Active) {
-			c.newcomers[m.Node] = c.awake
-		}
-	}
-}
-
-// expireNewcomers drops newcomers after newcomerFor. It then publishes all partitions, because their routes may change.
-func (c *Core) expireNewcomers() {
-	ended := false
-	for n, at := range c.newcomers {
-		if c.awake-at > newcomerFor {
-			delete(c.newcomers, n)
-			ended = true
-		}
-	}
-	for p := 0; ended && p < len(c.parts); p++ {
-		c.publish(p)
-	}
-}
-
 // noteDeparted updates departed and strangers for a new view. departed has processes that left the view, for
 // strangerFor, so that late reports do not make them strangers.
 func (c *Core) noteDeparted(before map[Node]int32) {

@@ -201,14 +201,12 @@ type Core struct {
 	awake, ran, ticked int64
 
 	view  View
-	views int             // the number of views so far, this one included
 	alive map[Node]int32  // the processes of view: index into view.Members
 	heard Node            // the process that lives has found last; a cache, zero after a new view
 	named map[string]Node // the live process of a ring name
 	// strangers are processes that hold a partition and are not in the view yet, and when this node heard of them
 	// first. departed are processes that have left the view, and when. See strange.
 	strangers, departed map[Node]int64
-	newcomers           map[Node]int64 // processes that have entered the ring, and when. See newcomer
 	full                map[Node]int64 // processes that had no memory for a copy, and when to begin a copy there again
 	parts               []part
 	out                 Effects
@@ -266,9 +264,8 @@ type part struct {
 
 	// known is the highest term that is known to have been held, or that the next term must be above. holder is its
 	// holder; the zero Node: not known.
-	known    Term
-	holder   Node
-	hintView int // Core.views when known and holder were learned
+	known  Term
+	holder Node
 	// copyFrom has sent this node's copy of a partition that another process holds. copy is its position, zero unless
 	// the copy is complete.
 	copyFrom Node
@@ -301,8 +298,7 @@ func New(cfg Config, now Now) *Core {
 	}
 	c := &Core{
 		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
-		strangers: make(map[Node]int64), departed: make(map[Node]int64), newcomers: make(map[Node]int64),
-		words: make(map[Node]int64),
+		strangers: make(map[Node]int64), departed: make(map[Node]int64), words: make(map[Node]int64),
 		asked: make(map[uint64]int64), full: make(map[Node]int64), received: make(map[Node]*inlog),
 	}
 	// Not within parts, because they are large and most of work does not read them.
@@ -329,9 +325,7 @@ func (c *Core) at(now Now) {
 func (c *Core) SetView(now Now, v View) {
 	c.at(now)
 	before := c.alive
-	c.noteNewcomers(v)
 	c.view = v
-	c.views++
 	c.stir = true
 	c.heard = Node{}
 	c.alive, c.named = make(map[Node]int32, len(v.Members)), make(map[string]Node, len(v.Members))
@@ -524,7 +518,7 @@ func (c *Core) Idle() bool {
 
 // rests reports whether a look at all partitions would find nothing to do.
 func (c *Core) rests() bool {
-	return c.Settled() && !c.view.Leaving && len(c.busy)+len(c.newcomers)+c.arriving == 0 &&
+	return c.Settled() && !c.view.Leaving && len(c.busy)+c.arriving == 0 &&
 		!slices.ContainsFunc(c.logs, c.late)
 }
 
@@ -561,7 +555,6 @@ func (c *Core) lookAtAll() {
 	c.lookAt = c.t + restEvery
 	c.stir, c.settled = false, true
 	c.copying = 0
-	c.expireNewcomers()
 	for p := range c.parts {
 		if f := &c.parts[p].followers[Backup]; f.node != (Node{}) && !f.caught {
 			c.copying++
@@ -674,6 +667,12 @@ func (c *Core) lives(n Node) bool {
 	return ok
 }
 
+// active reports whether a process is in the ring.
+func (c *Core) active(n Node) bool {
+	at, ok := c.alive[n]
+	return ok && c.view.Members[at].Active
+}
+
 // owner is the process that the ring gives a partition to; the zero Node where the view names none.
 func (c *Core) owner(p int) Node { return c.member(c.view.Owners, p) }
 
@@ -693,7 +692,7 @@ func (c *Core) mine(p int) bool { return c.owner(p) == c.cfg.Self }
 func (c *Core) learn(p int, t Term, by Node) {
 	pt := &c.parts[p]
 	if pt.known.Less(t) || pt.known == t && by != (Node{}) && pt.holder != by && !c.lives(pt.holder) {
-		pt.known, pt.holder, pt.hintView = t, by, c.views
+		pt.known, pt.holder = t, by
 		c.publish(p)
 	}
 }
@@ -708,9 +707,9 @@ func (pt *part) exceed(t Term) {
 // publish makes the caller read the partition's Route again.
 func (c *Core) publish(p int) { c.out.Routes = append(c.out.Routes, p) }
 
-// Route says where checks of a partition are decided, as far as this node knows. It names the known live holder if the
-// ring's owner is this node, that holder or a newcomer, or if the holder was learned since the last view. Otherwise it
-// names the ring's owner.
+// Route says where checks of a partition are decided, as far as this node knows. It names the process that this node
+// heard of last as the holder, if that process is in the ring, or if it is alive and the ring's owner is this node.
+// Otherwise it names the ring's owner: a process that leaves has ended soon after it has handed its partitions over.
 func (c *Core) Route(p int) Route {
 	pt := &c.parts[p]
 	owner := c.owner(p)
@@ -719,8 +718,7 @@ func (c *Core) Route(p int) Route {
 		return Route{Standing: Frozen, Node: pt.move.to, Term: pt.term}
 	case pt.held:
 		return Route{Standing: Owned, Term: pt.term}
-	case pt.holder != (Node{}) && pt.holder != c.cfg.Self && c.lives(pt.holder) &&
-		(owner == c.cfg.Self || owner == pt.holder || pt.hintView == c.views || c.newcomer(owner)):
+	case pt.holder != c.cfg.Self && (owner == c.cfg.Self && c.lives(pt.holder) || c.active(pt.holder)):
 		return Route{Standing: Elsewhere, Node: pt.holder, Term: pt.known}
 	case owner == c.cfg.Self || owner == (Node{}):
 		return Route{Standing: Unclaimed}
@@ -742,7 +740,7 @@ func (c *Core) hold(p int, t Term) {
 		c.dropFollower(p, Disk, "")
 	}
 	pt.held, pt.standing, pt.term = true, Owned, t
-	pt.known, pt.holder, pt.hintView = t, c.cfg.Self, c.views
+	pt.known, pt.holder = t, c.cfg.Self
 	pt.copy, pt.copyFrom = Position{}, Node{}
 	pt.strict.since = c.awake
 	c.settled = c.settled && c.mine(p) // otherwise a leaving node could end with this partition before the next look

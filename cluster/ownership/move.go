@@ -386,7 +386,7 @@ func (c *Core) released(p int, a *CommitAck) {
 	}
 	pt.held, pt.standing = false, Elsewhere
 	*pt.strict = strictness{}
-	pt.known, pt.holder, pt.hintView = a.New, to, c.views
+	pt.known, pt.holder = a.New, to
 	if a.Keep {
 		pt.copy, pt.copyFrom = Position{Term: a.New, Attachment: a.Attachment}, to
 		c.endIncoming(p)

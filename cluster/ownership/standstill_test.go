@@ -88,14 +88,6 @@ func TestStandstill(t *testing.T) {
 		l.wait(150 * time.Millisecond)
 		expect.True(t, len(said[*Query](l, peerY)) != 0, "a lost process is taken for one that is about to come")
 	})
-	t.Run("newcomer", func(t *testing.T) {
-		l := seeing(t, peerY, Node{}, peerY)
-		l.hold(peerY, term(1))
-		l.see(peerX, Node{}, peerX, peerY)
-		l.standsStill(20 * time.Second)
-		r := l.route()
-		expect.Equal(t, r.Node, peerY, "checks go to %s, who has come just now, and not to the holder", r.Node.Name)
-	})
 	t.Run("epoch", func(t *testing.T) {
 		l := newAlone(t, voter2.Name, self.Name, voter3.Name)
 		l.see(peerX, Node{}, peerX, voter2, voter3)
