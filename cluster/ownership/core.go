@@ -101,7 +101,7 @@ const awakeMost = int64(200 * time.Millisecond)
 
 const (
 	chunkBytes = 192 << 10 // one Drain takes about this much
-	flushBytes = 256 << 10 // one flush drains about this much, in some milliseconds; then messages are received
+	flushBytes = 512 << 10 // one tick drains about this much; then messages are received
 	pieceBytes = 256 << 10 // the longest chunk in one entry of a log
 	// maxCopying bounds the backups that get their first whole copy at a time, so that the changes of other partitions
 	// are sent soon.
@@ -227,9 +227,7 @@ type Core struct {
 	tellAt  int64  // no tell before
 
 	flushAt int64 // when the next flush begins
-	dirty   []int // partitions that had pending changes when the last flush began
-	flushed int   // how many of dirty that flush has sent
-	pending []int // those of them that still have pending changes
+	dirty   []int // partitions that had pending changes when the last flush began, and may still have some
 	drained int   // the number of bytes drained so far
 	lookAt  int64 // when all partitions are looked at next
 	stir    bool  // the next work looks at all partitions
@@ -377,7 +375,7 @@ func (c *Core) review(p int) {
 	c.wantBackup(p)
 }
 
-// Tick does what the clocks ask for. Call it every 10 ms, and again at once while the Core is Behind.
+// Tick does what the clocks ask for. Call it every 10 ms.
 func (c *Core) Tick(now Now) {
 	c.at(now)
 	c.ran, c.ticked = c.awake, c.t
@@ -463,9 +461,7 @@ func (c *Core) work() {
 			c.ask(nil)
 		}
 	}
-	if c.t >= c.flushAt || c.Behind() {
-		c.flush()
-	}
+	c.flush()
 	c.resend()
 	c.requestGrants()
 	c.askForWords()
@@ -501,15 +497,11 @@ func (c *Core) tendBusy() {
 	c.tended = busy
 }
 
-// Behind reports whether the last Tick has left a part of a flush undone. Then pass to Receive what has arrived, and
-// call Tick again.
-func (c *Core) Behind() bool { return c.flushed < len(c.dirty) }
-
 // Idle reports whether the last Tick has found nothing in progress and nothing to send. Then the next Tick may come
 // after 100 ms, unless Receive, SetView or Urgent is called, or a content changes, before that.
 func (c *Core) Idle() bool {
 	g := &c.grants
-	return c.flushAt == c.t+int64(c.cfg.Flush) && c.rests() && len(c.dirty)+len(c.pending)+len(c.gained) == 0 &&
+	return c.flushAt == c.t+int64(c.cfg.Flush) && c.rests() && len(c.dirty)+len(c.gained) == 0 &&
 		c.round == nil &&
 		!slices.ContainsFunc(c.logs, (*outlog).pending) &&
 		(g.voters == 0 || !g.urgent && g.hasty == [maxVoters]bool{}) &&
@@ -522,12 +514,11 @@ func (c *Core) rests() bool {
 		!slices.ContainsFunc(c.logs, c.late)
 }
 
-// flush sends followers the pending changes that no answer waits for, about flushBytes in one call. After a reload that
-// changes the limits of all keys, much more is pending. Behind then lets the runner deliver messages between two calls.
+// flush sends followers the pending changes that no answer waits for, about flushBytes in one tick. After a reload that
+// changes the limits of all keys, much more is pending, and the next ticks go on with it.
 func (c *Core) flush() {
-	if !c.Behind() {
+	if c.t >= c.flushAt {
 		c.flushAt = c.t + int64(c.cfg.Flush)
-		c.dirty, c.pending, c.flushed = c.pending, c.dirty[:0], 0
 		c.data.Changed(func(p int) {
 			if pt := &c.parts[p]; !pt.dirty {
 				pt.dirty = true
@@ -535,8 +526,10 @@ func (c *Core) flush() {
 			}
 		})
 	}
-	for most := c.drained + flushBytes; c.Behind() && c.drained < most; c.flushed++ {
-		p := c.dirty[c.flushed]
+	most := c.drained + flushBytes
+	for n := len(c.dirty); n > 0 && c.drained < most; n-- {
+		p := c.dirty[0]
+		c.dirty = c.dirty[1:]
 		pt := &c.parts[p]
 		pt.dirty = false
 		for s := range pt.followers {
@@ -546,7 +539,7 @@ func (c *Core) flush() {
 			}
 		}
 		if pt.dirty {
-			c.pending = append(c.pending, p)
+			c.dirty = append(c.dirty, p)
 		}
 	}
 }

@@ -82,7 +82,6 @@ type core interface {
 	Receive(ownership.Now, ownership.Envelope)
 	Take() ownership.Effects
 	Route(int) ownership.Route
-	Behind() bool
 	Idle() bool
 	Settled() bool
 	Status(ownership.Now) ownership.Status
@@ -362,14 +361,11 @@ func (k *Runner) run() {
 // step waits until there is something to do, and does it, or a part of it. A turn comes before a tick: the tick may be
 // late, and it decides about other nodes by the answers that have not come. step reports whether it has ticked.
 func (k *Runner) step(tick <-chan time.Time) (due bool) {
-	due = k.core.Behind()
-	if !due {
-		select {
-		case <-k.wake:
-		case <-tick:
-			due = true
-		case <-k.ctx.Done():
-		}
+	select {
+	case <-k.wake:
+	case <-tick:
+		due = true
+	case <-k.ctx.Done():
 	}
 	k.turn()
 	if due {

@@ -58,7 +58,6 @@ type puppet struct {
 	urgent    []int
 	order     []string // of views and messages
 	ticks     int
-	due       int // until there have been so many ticks it is Behind
 	idle      bool
 	left      ownership.Status // of what a node that leaves has besides what it holds
 	nows      []ownership.Now
@@ -108,12 +107,6 @@ func (c *puppet) Idle() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.idle
-}
-
-func (c *puppet) Behind() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.ticks < c.due
 }
 
 func (c *puppet) Settled() bool {
@@ -874,32 +867,6 @@ func TestMailComesBeforeTicks(t *testing.T) {
 	k.step(tick)
 	expect.True(t, slices.Equal(c.mailTicks, []int{0}) && c.ticks == 1,
 		"a message was received after %v ticks of %d", c.mailTicks, c.ticks)
-}
-
-// TestBehind: a core that is behind has its next tick at once, after what has arrived.
-func TestBehind(t *testing.T) {
-	k := newRunner(Config{
-		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{},
-		Logger: slog.New(slog.DiscardHandler),
-		Now:    func() algo.Instant { return algo.Instant{} }, Boot: func() int64 { return 0 },
-	})
-	c := &puppet{due: 3}
-	k.begin(c)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for range c.due {
-			k.mail.add(&ownership.Envelope{From: other, To: self, Message: &ownership.Forget{}})
-			k.step(nil) // there is no tick
-		}
-	}()
-	select {
-	case <-done:
-	case <-time.After(patience):
-		t.Fatal("a core that is behind is not told that time passes")
-	}
-	expect.True(t, slices.Equal(c.mailTicks, []int{0, 1, 2}) && c.ticks == 3,
-		"messages were received after %v ticks of %d", c.mailTicks, c.ticks)
 }
 
 // TestIdle: an idle core ticks ten times a second, and as often as any other from the first change on.

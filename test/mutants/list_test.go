@@ -726,11 +726,6 @@ var mutants = []mutant{
 		"./cluster/runner -run TestMessagesComeLast", "route and confirmation are published: got false",
 	},
 	{
-		"runner: a core that is behind waits for a tick", "cluster/runner/runner.go",
-		[]edit{{"	due = k.core.Behind()\n", "	due = false\n"}},
-		"./cluster/runner -run TestBehind", "is not told that time passes",
-	},
-	{
 		"runner: a tick comes before what has arrived", "cluster/runner/runner.go",
 		[]edit{{"	k.turn()\n	if due {\n", "	if due {\n"},
 			{"		k.tick()\n	}\n	return due\n", "		k.tick()\n	}\n	k.turn()\n	return due\n"}},
