@@ -24,7 +24,7 @@ import (
 //  1. The runner calls SetView, Receive, Urgent or Tick, with a reading of the clocks (Now).
 //  2. SetView ends what lost processes took part in (review). Receive calls the handler of the message. Tick and
 //     SetView call work.
-//  3. work looks at all partitions (lookAtAll) or at the busy ones (tendBusy). tend takes what is in progress in a held
+//  3. work looks at all partitions (lookAtAll), in each tick while one is busy. tend takes what is in progress in a held
 //     partition one step further. flush sends pending changes to followers. resend and requestGrants repeat unanswered
 //     messages.
 //  4. All of these add to Core.out. The runner calls Take, and carries out the Effects.
@@ -37,7 +37,7 @@ import (
 //	               lost, or the target, the receiver of a move. The disk of this process is a follower too
 //	caught         of a follower: it has acknowledged a whole copy
 //	pending        of a change: it is not in the log to the follower yet
-//	busy           of a held partition: it is looked at in each tick
+//	busy           of a held partition: each tick may take it further
 //	t              boot time. Leases and resends read it
 //	awake          a clock that advances by at most awakeMost between two ticks. It measures how long another process
 //	               has not answered, because the answers wait unread while this process does not run
@@ -231,14 +231,13 @@ type Core struct {
 	drained int   // the number of bytes drained so far
 	lookAt  int64 // when all partitions are looked at next
 	stir    bool  // the next work looks at all partitions
+	busy    bool  // the same: a partition is busy
 	settled bool  // what Settled says, as of the last look at all partitions
 	// On a leaving node (leave.go): when the last question was sent that each process has answered; the unanswered
 	// questions, and when each was sent; when the last question was sent.
 	words   map[Node]int64
 	asked   map[uint64]int64
 	askedAt int64
-	busy    []int // partitions that tendBusy looks at
-	tended  []int // the other array of busy: tendBusy swaps them
 	grants  grants
 	voter   *voter // nil: this node is not a voter
 
@@ -248,14 +247,14 @@ type Core struct {
 
 // part is what a Core knows of one partition.
 type part struct {
-	standing        Standing // of a held partition: Owned or Frozen
-	held            bool
-	dirty, attended bool  // in Core.dirty, in Core.busy
-	term            Term  // while held
-	move            *move // by which this node gives the partition away; nil: none
-	strict          *strictness
-	followers       [3]follower // by Slot
-	attached        uint64      // the number of attachments so far
+	standing  Standing // of a held partition: Owned or Frozen
+	held      bool
+	dirty     bool  // in Core.dirty
+	term      Term  // while held
+	move      *move // by which this node gives the partition away; nil: none
+	strict    *strictness
+	followers [3]follower // by Slot
+	attached  uint64      // the number of attachments so far
 
 	committed map[Node]*CommitAck // the answers to the last Commits that this node has taken, by giver (remember)
 	askAt     int64               // no question, move or bringing of a restored copy before
@@ -446,20 +445,16 @@ func (c *Core) receive(from Node, m Message) {
 	}
 }
 
-// work does what the clocks ask for. It looks at all partitions, which takes 0.1 ms, when stir is set, and every
-// lookEvery, or restEvery while the node rests. Otherwise it looks at the busy ones, and in a flush at those with
-// pending changes.
+// work does what the clocks ask for. It looks at all partitions, which takes 0.1 ms, when stir or busy is set, and every
+// lookEvery, or restEvery while the node rests. In a flush it looks at those with pending changes.
 func (c *Core) work() {
 	if c.voter != nil {
 		c.voter.tick()
 	}
-	if c.stir || c.t >= c.lookAt {
+	if c.stir || c.busy || c.t >= c.lookAt {
 		c.lookAtAll()
-	} else {
-		c.tendBusy()
-		if c.round != nil {
-			c.ask(nil)
-		}
+	} else if c.round != nil {
+		c.ask(nil)
 	}
 	c.flush()
 	c.resend()
@@ -475,28 +470,6 @@ func (c *Core) work() {
 // lookSoon makes work look at all partitions within lookEvery.
 func (c *Core) lookSoon() { c.lookAt = min(c.lookAt, c.t+lookEvery) }
 
-// attend makes tendBusy tend a partition for as long as it is held and busy.
-func (c *Core) attend(p int) {
-	if pt := &c.parts[p]; !pt.attended {
-		pt.attended = true
-		c.busy = append(c.busy, p)
-	}
-}
-
-func (c *Core) tendBusy() {
-	busy := c.busy
-	c.busy = c.tended[:0]
-	for _, p := range busy {
-		pt := &c.parts[p]
-		pt.attended = false
-		if pt.held && pt.busy() {
-			c.attend(p)
-			c.tend(p)
-		}
-	}
-	c.tended = busy
-}
-
 // Idle reports whether the last Tick has found nothing in progress and nothing to send. Then the next Tick may come
 // after 100 ms, unless Receive, SetView or Urgent is called, or a content changes, before that.
 func (c *Core) Idle() bool {
@@ -510,7 +483,7 @@ func (c *Core) Idle() bool {
 
 // rests reports whether a look at all partitions would find nothing to do.
 func (c *Core) rests() bool {
-	return c.Settled() && !c.view.Leaving && len(c.busy)+c.arriving == 0 &&
+	return c.Settled() && !c.view.Leaving && !c.busy && c.arriving == 0 &&
 		!slices.ContainsFunc(c.logs, c.late)
 }
 
@@ -546,7 +519,7 @@ func (c *Core) flush() {
 
 func (c *Core) lookAtAll() {
 	c.lookAt = c.t + restEvery
-	c.stir, c.settled = false, true
+	c.stir, c.busy, c.settled = false, false, true
 	c.copying = 0
 	for p := range c.parts {
 		if f := &c.parts[p].followers[Backup]; f.node != (Node{}) && !f.caught {
@@ -565,9 +538,7 @@ func (c *Core) lookAtAll() {
 		}
 		if pt.held {
 			c.tend(p)
-			if pt.busy() {
-				c.attend(p)
-			}
+			c.busy = c.busy || pt.busy()
 			continue
 		}
 		c.tendRestored(p)
@@ -758,7 +729,7 @@ func (c *Core) raise(p int) {
 	for s := range pt.followers {
 		pt.followers[s].relabel, pt.followers[s].named, pt.followers[s].clean = true, false, false
 	}
-	c.attend(p)
+	c.busy = true
 }
 
 // next is a term above every known one, of the highest epoch that a voter has named.

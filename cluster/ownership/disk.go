@@ -83,7 +83,7 @@ func (c *Core) awaitsCopies(p int) bool { return c.awaitsMembers() && c.parts[p]
 func (c *Core) save(p int) {
 	if f := &c.parts[p].followers[Disk]; c.cfg.Restore.Disk && f.node == (Node{}) {
 		c.follow(p, Disk, DiskNode(), false)
-		c.attend(p)
+		c.busy = true
 	}
 }
 

@@ -312,7 +312,7 @@ func (c *Core) closeStrict(p int) {
 	if s.closed == nil {
 		s.closed = &closed{at: c.t, until: s.until, position: pt.followers[Backup].last}
 		s.until = 0
-		c.attend(p)
+		c.busy = true
 	}
 	c.data.Lease(p, 0)
 }
@@ -404,7 +404,7 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 	s.whole, s.earlier, s.wholeUnder = true, true, c.parts[p].term
 	if f := &c.parts[p].followers[Backup]; cold != "" || takenOver || !f.named {
 		f.relabel = true // the backup must have this change before the voters record it
-		c.attend(p)
+		c.busy = true
 	}
 }
 
