@@ -263,7 +263,6 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 		}
 		return
 	}
-	c.onWord(from, q.ID) // a leaving node counts the answers (leave.go)
 	r := c.round
 	if r == nil || q.ID != r.id || !r.missing[from] {
 		return

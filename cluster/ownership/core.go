@@ -16,7 +16,7 @@ import (
 //	move.go    hands a partition over, and merges one that both processes hold
 //	follow.go  keeps the copies of a held partition up to date; log.go carries them
 //	grant.go   the holder's side of grants, under which strict rules are decided; vote.go is the voter's side
-//	leave.go   how a leaving node finds out which of its copies are still needed
+//	leave.go   what a leaving node waits for
 //	disk.go    the disk, and the copies that it had when the process started
 //
 // The path of an event:
@@ -233,11 +233,8 @@ type Core struct {
 	stir    bool  // the next work looks at all partitions
 	busy    bool  // the same: a partition is busy
 	settled bool  // what Settled says, as of the last look at all partitions
-	// On a leaving node (leave.go): when the last question was sent that each process has answered; the unanswered
-	// questions, and when each was sent; when the last question was sent.
-	words   map[Node]int64
-	asked   map[uint64]int64
-	askedAt int64
+	leftAt  int64 // when this node began to leave, by Core.awake
+	askedAt int64 // when a leaving node last asked what other disks have
 	grants  grants
 	voter   *voter // nil: this node is not a voter
 
@@ -295,8 +292,8 @@ func New(cfg Config, now Now) *Core {
 	}
 	c := &Core{
 		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
-		strangers: make(map[Node]int64), departed: make(map[Node]int64), words: make(map[Node]int64),
-		asked: make(map[uint64]int64), full: make(map[Node]int64), received: make(map[Node]*inlog),
+		strangers: make(map[Node]int64), departed: make(map[Node]int64),
+		full: make(map[Node]int64), received: make(map[Node]*inlog),
 	}
 	// Not within parts, because they are large and most of work does not read them.
 	stricts := make([]strictness, cfg.Partitions)
@@ -322,6 +319,9 @@ func (c *Core) at(now Now) {
 func (c *Core) SetView(now Now, v View) {
 	c.at(now)
 	before := c.alive
+	if v.Leaving && !c.view.Leaving {
+		c.leftAt = c.awake
+	}
 	c.view = v
 	c.stir = true
 	c.heard = Node{}
@@ -459,7 +459,7 @@ func (c *Core) work() {
 	c.flush()
 	c.resend()
 	c.requestGrants()
-	c.askForWords()
+	c.askForSaved()
 	c.tell()
 	c.deliverOwn()
 	if !c.rests() {
@@ -753,7 +753,7 @@ type Status struct {
 	Awaited  int  // partitions that the ring gives to this node and that it does not hold
 	Arriving int  // offers of partitions that this node has accepted
 	Copies   int  // complete copies of partitions that other processes hold, the partitions of Awaited left out
-	Stranded int  // complete copies whose holder is lost, or may be, with no known claimant
+	Stranded int  // complete copies whose holder is lost, or may be, with no known claimant (leave.go)
 	Degraded int  // held partitions without a caught backup
 	NoRoom   int  // of Degraded: because the backup has no memory for the copy
 	Pending  int  // keys with changes that have not been sent to a backup yet
@@ -808,7 +808,7 @@ func (c *Core) Status(now Now) Status {
 		if !pt.held && pt.saved != (Term{}) {
 			st.Kept++
 		}
-		if !pt.held && !pt.restored && pt.copy != (Position{}) && !c.present(pt.copyFrom) && !c.present(pt.holder) {
+		if c.stranded(p) {
 			st.Stranded++
 		}
 	}

@@ -112,9 +112,7 @@ func (c *Core) wantBackup(p int) {
 		if c.confirmFirst(p) {
 			return
 		}
-		if want != (Node{}) {
-			c.send(f.node, &Forget{Partition: p, Term: pt.term})
-		}
+		c.send(f.node, &Forget{Partition: p, Term: pt.term})
 		c.dropFollower(p, Backup, "")
 	}
 	if want == (Node{}) || want == c.cfg.Self || !c.lives(want) || c.t < pt.strict.followAt ||

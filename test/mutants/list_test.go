@@ -231,9 +231,9 @@ var mutants = []mutant{
 		ownership + "TestLateRecords", "an answer undoes a later one",
 	},
 	{
-		"ownership: a node that leaves counts an answer from its arrival", "cluster/ownership/leave.go",
-		[]edit{{"max(c.words[from], at)", "max(c.t, at)"}},
-		ownership + "TestStandstill", "may have waited for long",
+		"ownership: a node that leaves trusts its view", "cluster/ownership/leave.go",
+		[]edit{{"return c.view.Leaving && c.awake-c.leftAt < lossSeen || ", "return "}},
+		ownership + "TestLeaverStaysForTheSilent", "copies are stranded",
 	},
 	{
 		"ownership: the backup of what was handed over is not told to forget", move,
