@@ -401,11 +401,11 @@ func (c *Core) claim(p int) {
 	case !earlier:
 		c.note("claimed", p, Node{}, "new")
 	case restored:
-		c.noteBefore("claimed", p, was, Node{}, "from the disk")
+		c.note("claimed", p, Node{}, "from the disk")
 	case current:
-		c.noteBefore("claimed", p, was, Node{}, "from a copy")
+		c.note("claimed", p, Node{}, "from a copy")
 	default:
-		c.noteBefore("claimed", p, was, Node{}, "without a current copy")
+		c.note("claimed", p, Node{}, "without a current copy")
 	}
 	c.wantBackup(p)
 }

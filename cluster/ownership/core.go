@@ -184,7 +184,6 @@ type Note struct {
 	What      string // such as "claimed"
 	Partition int
 	Term      Term
-	Before    Term   // the term of a lost holder, or of the content that was merged; zero: none
 	Other     Node   // the other process involved, if any
 	Detail    string // one of a few constants; empty: none
 }
@@ -612,12 +611,8 @@ func (c *Core) send(to Node, m Message) {
 }
 
 func (c *Core) note(what string, p int, other Node, detail string) {
-	c.noteBefore(what, p, Term{}, other, detail)
-}
-
-func (c *Core) noteBefore(what string, p int, before Term, other Node, detail string) {
 	c.out.Notes = append(c.out.Notes,
-		Note{What: what, Partition: p, Term: c.parts[p].term, Before: before, Other: other, Detail: detail})
+		Note{What: what, Partition: p, Term: c.parts[p].term, Other: other, Detail: detail})
 }
 
 func (c *Core) lives(n Node) bool {

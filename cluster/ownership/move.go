@@ -331,7 +331,7 @@ func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 	pt.exceed(m.Known)
 	c.raise(p)
 	pt.strict.release, pt.strict.releaseWhole = Release{Node: from, Term: m.Term}, m.Granted
-	c.noteBefore("merged", p, m.Term, from, "")
+	c.note("merged", p, from, "")
 	return Done
 }
 

@@ -377,9 +377,7 @@ func (k *Runner) step(tick <-chan time.Time) (due bool) {
 
 // tick lets time pass in the core. It also writes the journal, and tells the core if the disk has failed.
 func (k *Runner) tick() {
-	if !k.journal.empty() {
-		k.journal.write(k.cfg.Logger, k.cfg.Now().Mono, false)
-	}
+	k.journal.write(k.cfg.Logger, k.cfg.Now().Mono, false)
 	if d := k.cfg.Disk; d != nil && d.Err() != nil {
 		k.cfg.Disk = nil
 		k.core.Receive(k.now(), ownership.Envelope{From: ownership.DiskNode(),
@@ -551,5 +549,4 @@ func (k *Runner) record(notes []ownership.Note) {
 	for _, n := range notes {
 		k.journal.add(n, now)
 	}
-	k.journal.write(k.cfg.Logger, now, false)
 }
