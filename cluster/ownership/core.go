@@ -52,26 +52,16 @@ type Now struct {
 	Boot int64
 }
 
-// Config is what a Core needs. A zero duration means its default.
+// Config is what a Core needs.
 type Config struct {
 	Self       Node
 	Partitions int
 	Data       Data
 	Voters     []string // ring names of the fixed voters: none, 1, 3 or 5
-	// Lease is how long a grant lasts, 3 s by default. Drift is the allowed error of clock rates in parts per million,
-	// 1000 by default.
-	Lease time.Duration
-	Drift int64
 	// Flush is how often followers get the changes that no answer waits for, 40 ms by default. With a Tick every 10 ms,
 	// a change is sent within 50 ms.
-	Flush time.Duration
-	// Moves bounds the partitions that this node gives away at a time, 16 by default. It accepts four times as many.
-	Moves int
-	// MaxBuffered bounds the bytes of incomplete chunks from all senders, 512 MiB by default. A chunk above pieceBytes
-	// comes in pieces; only a key with a large state makes one. A chunk that does not fit is refused, so a partition
-	// with such a key never moves here.
-	MaxBuffered int
-	Restore     RestoreConfig
+	Flush   time.Duration
+	Restore RestoreConfig
 }
 
 // Time-outs of the protocol.
@@ -100,6 +90,15 @@ const (
 const awakeMost = int64(200 * time.Millisecond)
 
 const (
+	leaseFor = int64(3 * time.Second) // how long a grant lasts
+	drift    = 1000                   // the allowed error of clock rates in parts per million
+
+	maxMoves = 16 // bounds the partitions that this node gives away at a time; it accepts four times as many
+	// mostBuffered bounds the bytes of incomplete chunks from all senders. A chunk above pieceBytes comes in pieces; only
+	// a key with a large state makes one. A chunk that does not fit is refused, so a partition with such a key never
+	// moves here.
+	mostBuffered = 512 << 20
+
 	chunkBytes = 192 << 10 // one Drain takes about this much
 	flushBytes = 512 << 10 // one tick drains about this much; then messages are received
 	pieceBytes = 256 << 10 // the longest chunk in one entry of a log
@@ -215,6 +214,7 @@ type Core struct {
 	logs     []*outlog       // to the followers of this node's partitions
 	begun    uint64          // the number of logs so far
 	received map[Node]*inlog // from other processes
+	room     int             // for incomplete chunks, mostBuffered except in tests
 
 	moving   int // partitions that this node is giving away
 	arriving int // accepted offers
@@ -274,23 +274,11 @@ type part struct {
 
 // New returns the Core of a node that has just started.
 func New(cfg Config, now Now) *Core {
-	if cfg.Lease == 0 {
-		cfg.Lease = 3 * time.Second
-	}
-	if cfg.Drift == 0 {
-		cfg.Drift = 1000
-	}
 	if cfg.Flush == 0 {
 		cfg.Flush = 40 * time.Millisecond
 	}
-	if cfg.MaxBuffered == 0 {
-		cfg.MaxBuffered = 512 << 20
-	}
-	if cfg.Moves == 0 {
-		cfg.Moves = 16
-	}
 	c := &Core{
-		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
+		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions), room: mostBuffered,
 		strangers: make(map[Node]int64), departed: make(map[Node]int64),
 		full: make(map[Node]int64), received: make(map[Node]*inlog),
 	}

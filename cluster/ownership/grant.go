@@ -108,7 +108,7 @@ func (g *grants) majority() int { return g.voters/2 + 1 }
 // leases at most. Until then this node does not begin a move of the partition.
 func (c *Core) unresolved(p int) bool {
 	s := c.parts[p].strict
-	return c.grants.voters > 0 && !s.whole && c.awake < s.since+2*int64(c.cfg.Lease)
+	return c.grants.voters > 0 && !s.whole && c.awake < s.since+2*leaseFor
 }
 
 // requestGrants asks the voters to record this node as the holder, or to renew their records: each third of a lease
@@ -124,7 +124,7 @@ func (c *Core) requestGrants() {
 			g.hasty[v] = true
 		}
 	}
-	g.sent = slices.DeleteFunc(g.sent, func(a asked) bool { return c.t-a.at > int64(c.cfg.Lease) })
+	g.sent = slices.DeleteFunc(g.sent, func(a asked) bool { return c.t-a.at > leaseFor })
 	var all, fresh []GrantItem
 	for v, name := range c.cfg.Voters {
 		n, ok := c.named[name]
@@ -166,7 +166,7 @@ func (c *Core) requestGrants() {
 // unanswered at a time: otherwise a slow voter would get more work the slower it is, and never catch up.
 func (c *Core) awaits(voter int, n Node) bool {
 	return slices.ContainsFunc(c.grants.sent, func(a asked) bool {
-		return a.voter == voter && a.to == n && len(a.items) > manyItems && c.t-a.at < int64(c.cfg.Lease)/3
+		return a.voter == voter && a.to == n && len(a.items) > manyItems && c.t-a.at < leaseFor/3
 	})
 }
 
@@ -215,10 +215,10 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 		return
 	}
 	if a.full {
-		g.due[a.voter] = a.at + int64(c.cfg.Lease)/3
+		g.due[a.voter] = a.at + leaseFor/3
 	}
 	g.epoch = max(g.epoch, r.Epoch)
-	ends := a.at + int64(c.cfg.Lease)
+	ends := a.at + leaseFor
 	for i := range r.Items {
 		item, answer := &a.items[i], &r.Items[i]
 		pt := &c.parts[item.Partition]

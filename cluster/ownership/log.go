@@ -201,7 +201,7 @@ type inlog struct {
 	position uint64           // of the last block that was taken in
 	refusals []Refusal        // that the sender has not said it knows
 	pieces   []byte           // of an incomplete chunk
-	torn     bool             // a piece of the chunk was dropped, because of MaxBuffered
+	torn     bool             // a piece of the chunk was dropped, because there was no room
 	early    [maxEarly]*Block // by position modulo maxEarly: blocks that are not taken in yet
 }
 
@@ -247,7 +247,7 @@ func (c *Core) takeBlock(from Node, in *inlog, b *Block) {
 	in.refusals = slices.DeleteFunc(in.refusals, func(r Refusal) bool { return r.Position <= b.Heard })
 	for _, e := range b.Entries {
 		if e.More {
-			in.torn = in.torn || c.buffered()+len(e.Chunk) > c.cfg.MaxBuffered
+			in.torn = in.torn || c.buffered()+len(e.Chunk) > c.room
 			if in.pieces = append(in.pieces, e.Chunk...); in.torn {
 				in.pieces = nil
 			}

@@ -54,7 +54,7 @@ func (c *Core) considerMove(p int) {
 	pt := &c.parts[p]
 	to := c.owner(p)
 	if to == (Node{}) || to == c.cfg.Self || !c.lives(to) || !c.view.Settled && !c.view.Leaving ||
-		c.moving >= c.cfg.Moves || c.t < pt.askAt || pt.incoming.from != (Node{}) ||
+		c.moving >= maxMoves || c.t < pt.askAt || pt.incoming.from != (Node{}) ||
 		c.unresolved(p) && !c.view.Leaving {
 		return
 	}
@@ -83,7 +83,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 		if pt.held {
 			verdict = Merging
 		}
-	case pt.incoming.from != (Node{}) || c.arriving >= 4*c.cfg.Moves:
+	case pt.incoming.from != (Node{}) || c.arriving >= 4*maxMoves:
 		verdict = Refused
 	case pt.held && (pt.standing == Frozen || pt.move != nil):
 		verdict = Refused

@@ -141,8 +141,7 @@ func TestStandstill(t *testing.T) {
 		l = withVoters(t)
 		l.claims(self, peerX, peerX, voter1, voter2, voter3)
 		l.see(peerX, peerX, peerX, voter1, voter2, voter3)
-		lease := l.core.cfg.Lease
-		for end := l.now + int64(2*lease+lease/3); l.now < end; {
+		for end := l.now + 2*leaseFor + leaseFor/3; l.now < end; {
 			l.standsStill(150 * time.Millisecond)
 		}
 		expect.True(t, len(said[*Offer](l, peerX)) != 0,

@@ -81,8 +81,7 @@ func newVoter(c *Core) *voter {
 // holder's lease, which counts from the sending of the request, even if this clock is fast and the holder's is slow by
 // the allowed Drift. If both are off by ρ, their rates have the ratio (1+ρ)/(1-ρ), which is above 1+2ρ and below 1+3ρ.
 func (v *voter) life() int64 {
-	lease := int64(v.c.cfg.Lease)
-	return lease + lease/1_000_000*3*v.c.cfg.Drift
+	return leaseFor + leaseFor/1_000_000*3*drift
 }
 
 // ready reports whether the voter grants.

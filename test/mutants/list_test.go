@@ -67,12 +67,12 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a lease counts from receipt", grant,
-		[]edit{{"	ends := a.at + int64(c.cfg.Lease)", "	ends := c.t + int64(c.cfg.Lease)"}},
+		[]edit{{"	ends := a.at + leaseFor", "	ends := c.t + leaseFor"}},
 		scenario + "lease_end", "two grants at a time",
 	},
 	{
 		"vote: a record is kept for 1+2ρ", vote,
-		[]edit{{"lease/1_000_000*3*v.c.cfg.Drift", "lease/1_000_000*2*v.c.cfg.Drift"}},
+		[]edit{{"leaseFor/1_000_000*3*drift", "leaseFor/1_000_000*2*drift"}},
 		scenario + "record_end", "two grants at a time",
 	},
 	{
