@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -85,40 +86,26 @@ const strangerFor = 2 * int64(time.Second)
 // strange reports whether a process holds a partition and is not in this node's view yet (noteStranger). Of two nodes
 // that start at the same time, one may hear of the other's claims before gossip tells it of the other. The other's
 // partitions are not lost: this node must not claim them.
-func (c *Core) strange(n Node) bool {
-	at, ok := c.strangers[n]
-	return ok && c.awake-at < strangerFor
-}
+func (c *Core) strange(n Node) bool { return c.awake < c.strangers[n] }
 
 // noteStranger notes a process that holds a partition and is not in this node's view yet. The process itself or a
 // member that sees it has reported this. Reports of members do not extend strangerFor: this node may never see a
 // process that they see, and then it must claim.
 func (c *Core) noteStranger(n Node) {
-	_, departed := c.departed[n]
-	_, met := c.strangers[n]
-	if n != (Node{}) && !departed && !met && !c.lives(n) {
-		c.strangers[n] = c.awake
+	if _, met := c.strangers[n]; n != (Node{}) && !met && !c.lives(n) {
+		c.strangers[n] = c.awake + strangerFor
 	}
 }
 
-// noteDeparted updates departed and strangers for a new view. departed has processes that left the view, for
-// strangerFor, so that late reports do not make them strangers.
+// noteDeparted updates strangers for a new view. Processes that have left the view stay in it for strangerFor, so that
+// late reports do not make them strangers.
 func (c *Core) noteDeparted(before map[Node]int32) {
 	for n := range before {
-		if _, ok := c.alive[n]; !ok {
-			c.departed[n] = c.awake
+		if !c.lives(n) {
+			c.strangers[n] = c.awake
 		}
 	}
-	for n, at := range c.departed {
-		if c.awake-at > strangerFor {
-			delete(c.departed, n)
-		}
-	}
-	for n, at := range c.strangers {
-		if _, ok := c.alive[n]; ok || c.awake-at > strangerFor {
-			delete(c.strangers, n)
-		}
-	}
+	maps.DeleteFunc(c.strangers, func(n Node, until int64) bool { return c.lives(n) || c.awake-until > strangerFor })
 }
 
 // ask begins a round about the given partitions, which must be sorted, because asking searches them. There is one round
@@ -254,7 +241,9 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 		c.heardHeld(from, &q.Infos[i])
 	}
 	if q.ID == 0 {
-		delete(c.strangers, from) // strangerFor begins anew, because the process itself reports what it holds
+		if c.strange(from) {
+			delete(c.strangers, from) // strangerFor begins anew, because the process itself reports what it holds
+		}
 		c.noteStranger(from)
 		for i := range q.Infos {
 			if info := &q.Infos[i]; !c.parts[info.Partition].held {

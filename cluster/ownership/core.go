@@ -198,18 +198,15 @@ type Core struct {
 	// ran and ticked are awake and t at the last tick.
 	awake, ran, ticked int64
 
-	view  View
-	alive map[Node]int32  // the processes of view: index into view.Members
-	heard Node            // the process that lives has found last; a cache, zero after a new view
-	named map[string]Node // the live process of a ring name
-	// strangers are processes that hold a partition and are not in the view yet, and when this node heard of them
-	// first. departed are processes that have left the view, and when. See strange.
-	strangers, departed map[Node]int64
-	full                map[Node]int64 // processes that had no memory for a copy, and when to begin a copy there again
-	parts               []part
-	out                 Effects
-	taken               Effects   // by the last Take; the next Take uses its arrays again
-	loop                []Message // to this node itself
+	view      View
+	alive     map[Node]int32  // the processes of view: index into view.Members
+	named     map[string]Node // the live process of a ring name
+	strangers map[Node]int64  // processes that are not in the view, and until when they may come. See strange
+	full      map[Node]int64  // processes that had no memory for a copy, and when to begin a copy there again
+	parts     []part
+	out       Effects
+	taken     Effects   // by the last Take; the next Take uses its arrays again
+	loop      []Message // to this node itself
 
 	logs     []*outlog       // to the followers of this node's partitions
 	begun    uint64          // the number of logs so far
@@ -279,8 +276,7 @@ func New(cfg Config, now Now) *Core {
 	}
 	c := &Core{
 		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions), room: mostBuffered,
-		strangers: make(map[Node]int64), departed: make(map[Node]int64),
-		full: make(map[Node]int64), received: make(map[Node]*inlog),
+		strangers: make(map[Node]int64), full: make(map[Node]int64), received: make(map[Node]*inlog),
 	}
 	// Not within parts, because they are large and most of work does not read them.
 	stricts := make([]strictness, cfg.Partitions)
@@ -311,7 +307,6 @@ func (c *Core) SetView(now Now, v View) {
 	}
 	c.view = v
 	c.stir = true
-	c.heard = Node{}
 	c.alive, c.named = make(map[Node]int32, len(v.Members)), make(map[string]Node, len(v.Members))
 	for i, m := range v.Members {
 		c.alive[m.Node] = int32(i)
@@ -604,14 +599,8 @@ func (c *Core) note(what string, p int, other Node, detail string) {
 }
 
 func (c *Core) lives(n Node) bool {
-	if n == c.heard && n != (Node{}) || n == DiskNode() {
-		return true
-	}
 	_, ok := c.alive[n]
-	if ok {
-		c.heard = n
-	}
-	return ok
+	return ok || n == DiskNode()
 }
 
 // active reports whether a process is in the ring.
