@@ -130,11 +130,11 @@ func (v *voter) consider() {
 	switch {
 	case read >= majority:
 		v.adopt(v.seen)
-	case read+silent >= majority:
-		// A majority may know the records. Wait for it.
 	case fresh != nil && fresh.Epoch == v.seen:
 		// A voter has begun an epoch in which no majority can have recorded anything yet.
 		v.adopt(v.seen)
+	case read+silent >= majority:
+		// A majority may know the records. Wait for it.
 	case v.asks > 0 && answered+1 >= majority && c.awake >= v.asked+int64(v.at)*epochTurn:
 		// So many voters have restarted that no voter may know a grant. All grants have ended: this voter has
 		// abstained, and without it there was no majority. So a new epoch begins. Its number must be above all earlier
