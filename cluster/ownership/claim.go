@@ -206,19 +206,15 @@ func (c *Core) tell() {
 
 // tellNew sends everything that this node holds to the members that were not in the view before.
 func (c *Core) tellNew(before map[Node]int32) {
-	var news *QueryReply
+	var held []int
+	for p := range c.parts {
+		if c.parts[p].held {
+			held = append(held, p)
+		}
+	}
+	news := c.holdings(held)
 	for _, m := range c.view.Members {
-		if _, old := before[m.Node]; old || m.Node == c.cfg.Self {
-			continue
-		}
-		if news == nil {
-			all := make([]int, len(c.parts))
-			for p := range all {
-				all[p] = p
-			}
-			news = c.holdings(all)
-		}
-		if len(news.Infos) > 0 {
+		if _, old := before[m.Node]; !old && m.Node != c.cfg.Self && len(held) > 0 {
 			c.send(m.Node, news)
 		}
 	}

@@ -125,22 +125,15 @@ func (c *Core) requestGrants() {
 		}
 	}
 	g.sent = slices.DeleteFunc(g.sent, func(a asked) bool { return c.t-a.at > leaseFor })
-	var all, fresh []GrantItem
 	for v, name := range c.cfg.Voters {
 		n, ok := c.named[name]
 		full := c.t >= g.due[v]
 		if !ok || !full && (!g.hasty[v] || c.t < g.soonAt[v]) {
 			continue
 		}
-		items := &fresh
-		if full {
-			items = &all
-		}
-		if *items == nil {
-			*items = c.grantItems(full)
-		}
+		items := c.grantItems(full)
 		g.soonAt[v] = c.t + resendAfter/2
-		if len(*items) > manyItems && c.awaits(v, n) {
+		if len(items) > manyItems && c.awaits(v, n) {
 			if full {
 				g.due[v] = g.soonAt[v]
 			}
@@ -150,15 +143,15 @@ func (c *Core) requestGrants() {
 		if full {
 			g.due[v] = c.t + retryAfter // onGrantReply sets a later time
 		}
-		if len(*items) == 0 {
+		if len(items) == 0 {
 			continue
 		}
 		g.id++
-		for i := range *items {
-			c.parts[(*items)[i].Partition].strict.expect(v, g.id, (*items)[i].Backup)
+		for i := range items {
+			c.parts[items[i].Partition].strict.expect(v, g.id, items[i].Backup)
 		}
-		g.sent = append(g.sent, asked{id: g.id, at: c.t, to: n, voter: v, full: full, items: *items})
-		c.send(n, &GrantRequest{ID: g.id, Items: *items})
+		g.sent = append(g.sent, asked{id: g.id, at: c.t, to: n, voter: v, full: full, items: items})
+		c.send(n, &GrantRequest{ID: g.id, Items: items})
 	}
 }
 
@@ -186,7 +179,7 @@ func (c *Core) unnamed(s *strictness, f *follower) bool {
 // grantItems lists all held partitions that are not frozen, or only those of them that wait for a grant, or for their
 // backup to be recorded.
 func (c *Core) grantItems(all bool) []GrantItem {
-	items := []GrantItem{}
+	var items []GrantItem
 	for p := range c.parts {
 		pt := &c.parts[p]
 		f, s := &pt.followers[Backup], pt.strict
