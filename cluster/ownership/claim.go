@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -85,79 +86,26 @@ const strangerFor = 2 * int64(time.Second)
 // strange reports whether a process holds a partition and is not in this node's view yet (noteStranger). Of two nodes
 // that start at the same time, one may hear of the other's claims before gossip tells it of the other. The other's
 // partitions are not lost: this node must not claim them.
-func (c *Core) strange(n Node) bool {
-	at, ok := c.strangers[n]
-	return ok && c.awake-at < strangerFor
-}
+func (c *Core) strange(n Node) bool { return c.awake < c.strangers[n] }
 
 // noteStranger notes a process that holds a partition and is not in this node's view yet. The process itself or a
 // member that sees it has reported this. Reports of members do not extend strangerFor: this node may never see a
 // process that they see, and then it must claim.
 func (c *Core) noteStranger(n Node) {
-	_, departed := c.departed[n]
-	_, met := c.strangers[n]
-	if n != (Node{}) && !departed && !met && !c.lives(n) {
-		c.strangers[n] = c.awake
+	if _, met := c.strangers[n]; n != (Node{}) && !met && !c.lives(n) {
+		c.strangers[n] = c.awake + strangerFor
 	}
 }
 
-// newcomerFor is how long a process counts as a newcomer: it has entered the ring, and may not know the holders of its
-// partitions yet. Each holder tells the newcomer what it holds when it sees the newcomer (tellNew).
-const newcomerFor = strangerFor
-
-// newcomer reports whether a process has entered the ring less than newcomerFor ago. In that time, checks go to the
-// last known holder until the newcomer says that it holds the partition: a newcomer that does not know the holder would
-// make them wait.
-func (c *Core) newcomer(n Node) bool {
-	_, ok := c.newcomers[n]
-	return ok
-}
-
-// noteNewcomers notes the processes that enter the ring with a new view, before it becomes c.view. The first view has
-// no newcomers: this node itself has just joined.
-func (c *Core) noteNewcomers(v View) {
-	if c.views == 0 {
-		return
-	}
-	for _, m := range v.Members {
-		if at, ok := c.alive[m.Node]; m.Active && m.Node != c.cfg.Self && (!ok || !c.view.Members[at].Active) {
-			c.newcomers[m.Node] = c.awake
-		}
-	}
-}
-
-// expireNewcomers drops newcomers after newcomerFor. It then publishes all partitions, because their routes may change.
-func (c *Core) expireNewcomers() {
-	ended := false
-	for n, at := range c.newcomers {
-		if c.awake-at > newcomerFor {
-			delete(c.newcomers, n)
-			ended = true
-		}
-	}
-	for p := 0; ended && p < len(c.parts); p++ {
-		c.publish(p)
-	}
-}
-
-// noteDeparted updates departed and strangers for a new view. departed has processes that left the view, for
-// strangerFor, so that late reports do not make them strangers.
+// noteDeparted updates strangers for a new view. Processes that have left the view stay in it for strangerFor, so that
+// late reports do not make them strangers.
 func (c *Core) noteDeparted(before map[Node]int32) {
 	for n := range before {
-		if _, ok := c.alive[n]; !ok {
-			c.departed[n] = c.awake
+		if !c.lives(n) {
+			c.strangers[n] = c.awake
 		}
 	}
-	for n, at := range c.departed {
-		if c.awake-at > strangerFor {
-			delete(c.departed, n)
-		}
-	}
-	for n, at := range c.strangers {
-		if _, ok := c.alive[n]; ok || c.awake-at > strangerFor {
-			delete(c.strangers, n)
-		}
-	}
+	maps.DeleteFunc(c.strangers, func(n Node, until int64) bool { return c.lives(n) || c.awake-until > strangerFor })
 }
 
 // ask begins a round about the given partitions, which must be sorted, because asking searches them. There is one round
@@ -258,19 +206,15 @@ func (c *Core) tell() {
 
 // tellNew sends everything that this node holds to the members that were not in the view before.
 func (c *Core) tellNew(before map[Node]int32) {
-	var news *QueryReply
+	var held []int
+	for p := range c.parts {
+		if c.parts[p].held {
+			held = append(held, p)
+		}
+	}
+	news := c.holdings(held)
 	for _, m := range c.view.Members {
-		if _, old := before[m.Node]; old || m.Node == c.cfg.Self {
-			continue
-		}
-		if news == nil {
-			all := make([]int, len(c.parts))
-			for p := range all {
-				all[p] = p
-			}
-			news = c.holdings(all)
-		}
-		if len(news.Infos) > 0 {
+		if _, old := before[m.Node]; !old && m.Node != c.cfg.Self && len(held) > 0 {
 			c.send(m.Node, news)
 		}
 	}
@@ -293,7 +237,9 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 		c.heardHeld(from, &q.Infos[i])
 	}
 	if q.ID == 0 {
-		delete(c.strangers, from) // strangerFor begins anew, because the process itself reports what it holds
+		if c.strange(from) {
+			delete(c.strangers, from) // strangerFor begins anew, because the process itself reports what it holds
+		}
 		c.noteStranger(from)
 		for i := range q.Infos {
 			if info := &q.Infos[i]; !c.parts[info.Partition].held {
@@ -302,7 +248,6 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 		}
 		return
 	}
-	c.onWord(from, q.ID) // a leaving node counts the answers (leave.go)
 	r := c.round
 	if r == nil || q.ID != r.id || !r.missing[from] {
 		return
@@ -441,11 +386,11 @@ func (c *Core) claim(p int) {
 	case !earlier:
 		c.note("claimed", p, Node{}, "new")
 	case restored:
-		c.noteBefore("claimed", p, was, Node{}, "from the disk")
+		c.note("claimed", p, Node{}, "from the disk")
 	case current:
-		c.noteBefore("claimed", p, was, Node{}, "from a copy")
+		c.note("claimed", p, Node{}, "from a copy")
 	default:
-		c.noteBefore("claimed", p, was, Node{}, "without a current copy")
+		c.note("claimed", p, Node{}, "without a current copy")
 	}
 	c.wantBackup(p)
 }

@@ -16,7 +16,7 @@ import (
 //	move.go    hands a partition over, and merges one that both processes hold
 //	follow.go  keeps the copies of a held partition up to date; log.go carries them
 //	grant.go   the holder's side of grants, under which strict rules are decided; vote.go is the voter's side
-//	leave.go   how a leaving node finds out which of its copies are still needed
+//	leave.go   what a leaving node waits for
 //	disk.go    the disk, and the copies that it had when the process started
 //
 // The path of an event:
@@ -24,7 +24,7 @@ import (
 //  1. The runner calls SetView, Receive, Urgent or Tick, with a reading of the clocks (Now).
 //  2. SetView ends what lost processes took part in (review). Receive calls the handler of the message. Tick and
 //     SetView call work.
-//  3. work looks at all partitions (lookAtAll) or at the busy ones (tendBusy). tend takes what is in progress in a held
+//  3. work looks at all partitions (lookAtAll), in each tick while one is busy. tend takes what is in progress in a held
 //     partition one step further. flush sends pending changes to followers. resend and requestGrants repeat unanswered
 //     messages.
 //  4. All of these add to Core.out. The runner calls Take, and carries out the Effects.
@@ -37,7 +37,7 @@ import (
 //	               lost, or the target, the receiver of a move. The disk of this process is a follower too
 //	caught         of a follower: it has acknowledged a whole copy
 //	pending        of a change: it is not in the log to the follower yet
-//	busy           of a held partition: it is looked at in each tick
+//	busy           of a held partition: each tick may take it further
 //	t              boot time. Leases and resends read it
 //	awake          a clock that advances by at most awakeMost between two ticks. It measures how long another process
 //	               has not answered, because the answers wait unread while this process does not run
@@ -52,26 +52,16 @@ type Now struct {
 	Boot int64
 }
 
-// Config is what a Core needs. A zero duration means its default.
+// Config is what a Core needs.
 type Config struct {
 	Self       Node
 	Partitions int
 	Data       Data
 	Voters     []string // ring names of the fixed voters: none, 1, 3 or 5
-	// Lease is how long a grant lasts, 3 s by default. Drift is the allowed error of clock rates in parts per million,
-	// 1000 by default.
-	Lease time.Duration
-	Drift int64
 	// Flush is how often followers get the changes that no answer waits for, 40 ms by default. With a Tick every 10 ms,
 	// a change is sent within 50 ms.
-	Flush time.Duration
-	// Moves bounds the partitions that this node gives away at a time, 16 by default. It accepts four times as many.
-	Moves int
-	// MaxBuffered bounds the bytes of incomplete chunks from all senders, 512 MiB by default. A chunk above pieceBytes
-	// comes in pieces; only a key with a large state makes one. A chunk that does not fit is refused, so a partition
-	// with such a key never moves here.
-	MaxBuffered int
-	Restore     RestoreConfig
+	Flush   time.Duration
+	Restore RestoreConfig
 }
 
 // Time-outs of the protocol.
@@ -100,8 +90,17 @@ const (
 const awakeMost = int64(200 * time.Millisecond)
 
 const (
+	leaseFor = int64(3 * time.Second) // how long a grant lasts
+	drift    = 1000                   // the allowed error of clock rates in parts per million
+
+	maxMoves = 16 // bounds the partitions that this node gives away at a time; it accepts four times as many
+	// mostBuffered bounds the bytes of incomplete chunks from all senders. A chunk above pieceBytes comes in pieces; only
+	// a key with a large state makes one. A chunk that does not fit is refused, so a partition with such a key never
+	// moves here.
+	mostBuffered = 512 << 20
+
 	chunkBytes = 192 << 10 // one Drain takes about this much
-	flushBytes = 256 << 10 // one flush drains about this much, in some milliseconds; then messages are received
+	flushBytes = 512 << 10 // one tick drains about this much; then messages are received
 	pieceBytes = 256 << 10 // the longest chunk in one entry of a log
 	// maxCopying bounds the backups that get their first whole copy at a time, so that the changes of other partitions
 	// are sent soon.
@@ -184,7 +183,6 @@ type Note struct {
 	What      string // such as "claimed"
 	Partition int
 	Term      Term
-	Before    Term   // the term of a lost holder, or of the content that was merged; zero: none
 	Other     Node   // the other process involved, if any
 	Detail    string // one of a few constants; empty: none
 }
@@ -200,24 +198,20 @@ type Core struct {
 	// ran and ticked are awake and t at the last tick.
 	awake, ran, ticked int64
 
-	view  View
-	views int             // the number of views so far, this one included
-	alive map[Node]int32  // the processes of view: index into view.Members
-	heard Node            // the process that lives has found last; a cache, zero after a new view
-	named map[string]Node // the live process of a ring name
-	// strangers are processes that hold a partition and are not in the view yet, and when this node heard of them
-	// first. departed are processes that have left the view, and when. See strange.
-	strangers, departed map[Node]int64
-	newcomers           map[Node]int64 // processes that have entered the ring, and when. See newcomer
-	full                map[Node]int64 // processes that had no memory for a copy, and when to begin a copy there again
-	parts               []part
-	out                 Effects
-	taken               Effects   // by the last Take; the next Take uses its arrays again
-	loop                []Message // to this node itself
+	view      View
+	alive     map[Node]int32  // the processes of view: index into view.Members
+	named     map[string]Node // the live process of a ring name
+	strangers map[Node]int64  // processes that are not in the view, and until when they may come. See strange
+	full      map[Node]int64  // processes that had no memory for a copy, and when to begin a copy there again
+	parts     []part
+	out       Effects
+	taken     Effects   // by the last Take; the next Take uses its arrays again
+	loop      []Message // to this node itself
 
 	logs     []*outlog       // to the followers of this node's partitions
 	begun    uint64          // the number of logs so far
 	received map[Node]*inlog // from other processes
+	room     int             // for incomplete chunks, mostBuffered except in tests
 
 	moving   int // partitions that this node is giving away
 	arriving int // accepted offers
@@ -229,20 +223,14 @@ type Core struct {
 	tellAt  int64  // no tell before
 
 	flushAt int64 // when the next flush begins
-	dirty   []int // partitions that had pending changes when the last flush began
-	flushed int   // how many of dirty that flush has sent
-	pending []int // those of them that still have pending changes
+	dirty   []int // partitions that had pending changes when the last flush began, and may still have some
 	drained int   // the number of bytes drained so far
 	lookAt  int64 // when all partitions are looked at next
 	stir    bool  // the next work looks at all partitions
+	busy    bool  // the same: a partition is busy
 	settled bool  // what Settled says, as of the last look at all partitions
-	// On a leaving node (leave.go): when the last question was sent that each process has answered; the unanswered
-	// questions, and when each was sent; when the last question was sent.
-	words   map[Node]int64
-	asked   map[uint64]int64
-	askedAt int64
-	busy    []int // partitions that tendBusy looks at
-	tended  []int // the other array of busy: tendBusy swaps them
+	leftAt  int64 // when this node began to leave, by Core.awake
+	askedAt int64 // when a leaving node last asked what other disks have
 	grants  grants
 	voter   *voter // nil: this node is not a voter
 
@@ -250,26 +238,24 @@ type Core struct {
 	absentUntil int64    // boot time until which claims wait for them
 }
 
-// part is what a Core knows of one partition. There are thousands. So the fields that replication reads lie together:
-// first those that a holder reads, then, from known on, those that a follower reads, which begin a cache line.
+// part is what a Core knows of one partition.
 type part struct {
-	standing        Standing // of a held partition: Owned or Frozen
-	held            bool
-	dirty, attended bool  // in Core.dirty, in Core.busy
-	term            Term  // while held
-	move            *move // by which this node gives the partition away; nil: none
-	strict          *strictness
-	followers       [3]follower // by Slot
-	attached        uint64      // the number of attachments so far
+	standing  Standing // of a held partition: Owned or Frozen
+	held      bool
+	dirty     bool  // in Core.dirty
+	term      Term  // while held
+	move      *move // by which this node gives the partition away; nil: none
+	strict    *strictness
+	followers [3]follower // by Slot
+	attached  uint64      // the number of attachments so far
 
 	committed map[Node]*CommitAck // the answers to the last Commits that this node has taken, by giver (remember)
 	askAt     int64               // no question, move or bringing of a restored copy before
 
 	// known is the highest term that is known to have been held, or that the next term must be above. holder is its
 	// holder; the zero Node: not known.
-	known    Term
-	holder   Node
-	hintView int // Core.views when known and holder were learned
+	known  Term
+	holder Node
 	// copyFrom has sent this node's copy of a partition that another process holds. copy is its position, zero unless
 	// the copy is complete.
 	copyFrom Node
@@ -285,26 +271,12 @@ type part struct {
 
 // New returns the Core of a node that has just started.
 func New(cfg Config, now Now) *Core {
-	if cfg.Lease == 0 {
-		cfg.Lease = 3 * time.Second
-	}
-	if cfg.Drift == 0 {
-		cfg.Drift = 1000
-	}
 	if cfg.Flush == 0 {
 		cfg.Flush = 40 * time.Millisecond
 	}
-	if cfg.MaxBuffered == 0 {
-		cfg.MaxBuffered = 512 << 20
-	}
-	if cfg.Moves == 0 {
-		cfg.Moves = 16
-	}
 	c := &Core{
-		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
-		strangers: make(map[Node]int64), departed: make(map[Node]int64), newcomers: make(map[Node]int64),
-		words: make(map[Node]int64),
-		asked: make(map[uint64]int64), full: make(map[Node]int64), received: make(map[Node]*inlog),
+		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions), room: mostBuffered,
+		strangers: make(map[Node]int64), full: make(map[Node]int64), received: make(map[Node]*inlog),
 	}
 	// Not within parts, because they are large and most of work does not read them.
 	stricts := make([]strictness, cfg.Partitions)
@@ -330,11 +302,11 @@ func (c *Core) at(now Now) {
 func (c *Core) SetView(now Now, v View) {
 	c.at(now)
 	before := c.alive
-	c.noteNewcomers(v)
+	if v.Leaving && !c.view.Leaving {
+		c.leftAt = c.awake
+	}
 	c.view = v
-	c.views++
 	c.stir = true
-	c.heard = Node{}
 	c.alive, c.named = make(map[Node]int32, len(v.Members)), make(map[string]Node, len(v.Members))
 	for i, m := range v.Members {
 		c.alive[m.Node] = int32(i)
@@ -384,7 +356,7 @@ func (c *Core) review(p int) {
 	c.wantBackup(p)
 }
 
-// Tick does what the clocks ask for. Call it every 10 ms, and again at once while the Core is Behind.
+// Tick does what the clocks ask for. Call it every 10 ms.
 func (c *Core) Tick(now Now) {
 	c.at(now)
 	c.ran, c.ticked = c.awake, c.t
@@ -455,27 +427,21 @@ func (c *Core) receive(from Node, m Message) {
 	}
 }
 
-// work does what the clocks ask for. It looks at all partitions, which takes 0.1 ms, when stir is set, and every
-// lookEvery, or restEvery while the node rests. Otherwise it looks at the busy ones, and in a flush at those with
-// pending changes.
+// work does what the clocks ask for. It looks at all partitions, which takes 0.1 ms, when stir or busy is set, and every
+// lookEvery, or restEvery while the node rests. In a flush it looks at those with pending changes.
 func (c *Core) work() {
 	if c.voter != nil {
 		c.voter.tick()
 	}
-	if c.stir || c.t >= c.lookAt {
+	if c.stir || c.busy || c.t >= c.lookAt {
 		c.lookAtAll()
-	} else {
-		c.tendBusy()
-		if c.round != nil {
-			c.ask(nil)
-		}
+	} else if c.round != nil {
+		c.ask(nil)
 	}
-	if c.t >= c.flushAt || c.Behind() {
-		c.flush()
-	}
+	c.flush()
 	c.resend()
 	c.requestGrants()
-	c.askForWords()
+	c.askForSaved()
 	c.tell()
 	c.deliverOwn()
 	if !c.rests() {
@@ -486,37 +452,11 @@ func (c *Core) work() {
 // lookSoon makes work look at all partitions within lookEvery.
 func (c *Core) lookSoon() { c.lookAt = min(c.lookAt, c.t+lookEvery) }
 
-// attend makes tendBusy tend a partition for as long as it is held and busy.
-func (c *Core) attend(p int) {
-	if pt := &c.parts[p]; !pt.attended {
-		pt.attended = true
-		c.busy = append(c.busy, p)
-	}
-}
-
-func (c *Core) tendBusy() {
-	busy := c.busy
-	c.busy = c.tended[:0]
-	for _, p := range busy {
-		pt := &c.parts[p]
-		pt.attended = false
-		if pt.held && pt.busy() {
-			c.attend(p)
-			c.tend(p)
-		}
-	}
-	c.tended = busy
-}
-
-// Behind reports whether the last Tick has left a part of a flush undone. Then pass to Receive what has arrived, and
-// call Tick again.
-func (c *Core) Behind() bool { return c.flushed < len(c.dirty) }
-
 // Idle reports whether the last Tick has found nothing in progress and nothing to send. Then the next Tick may come
 // after 100 ms, unless Receive, SetView or Urgent is called, or a content changes, before that.
 func (c *Core) Idle() bool {
 	g := &c.grants
-	return c.flushAt == c.t+int64(c.cfg.Flush) && c.rests() && len(c.dirty)+len(c.pending)+len(c.gained) == 0 &&
+	return c.flushAt == c.t+int64(c.cfg.Flush) && c.rests() && len(c.dirty)+len(c.gained) == 0 &&
 		c.round == nil &&
 		!slices.ContainsFunc(c.logs, (*outlog).pending) &&
 		(g.voters == 0 || !g.urgent && g.hasty == [maxVoters]bool{}) &&
@@ -525,16 +465,15 @@ func (c *Core) Idle() bool {
 
 // rests reports whether a look at all partitions would find nothing to do.
 func (c *Core) rests() bool {
-	return c.Settled() && !c.view.Leaving && len(c.busy)+len(c.newcomers)+c.arriving == 0 &&
+	return c.Settled() && !c.view.Leaving && !c.busy && c.arriving == 0 &&
 		!slices.ContainsFunc(c.logs, c.late)
 }
 
-// flush sends followers the pending changes that no answer waits for, about flushBytes in one call. After a reload that
-// changes the limits of all keys, much more is pending. Behind then lets the runner deliver messages between two calls.
+// flush sends followers the pending changes that no answer waits for, about flushBytes in one tick. After a reload that
+// changes the limits of all keys, much more is pending, and the next ticks go on with it.
 func (c *Core) flush() {
-	if !c.Behind() {
+	if c.t >= c.flushAt {
 		c.flushAt = c.t + int64(c.cfg.Flush)
-		c.dirty, c.pending, c.flushed = c.pending, c.dirty[:0], 0
 		c.data.Changed(func(p int) {
 			if pt := &c.parts[p]; !pt.dirty {
 				pt.dirty = true
@@ -542,8 +481,10 @@ func (c *Core) flush() {
 			}
 		})
 	}
-	for most := c.drained + flushBytes; c.Behind() && c.drained < most; c.flushed++ {
-		p := c.dirty[c.flushed]
+	most := c.drained + flushBytes
+	for n := len(c.dirty); n > 0 && c.drained < most; n-- {
+		p := c.dirty[0]
+		c.dirty = c.dirty[1:]
 		pt := &c.parts[p]
 		pt.dirty = false
 		for s := range pt.followers {
@@ -553,16 +494,15 @@ func (c *Core) flush() {
 			}
 		}
 		if pt.dirty {
-			c.pending = append(c.pending, p)
+			c.dirty = append(c.dirty, p)
 		}
 	}
 }
 
 func (c *Core) lookAtAll() {
 	c.lookAt = c.t + restEvery
-	c.stir, c.settled = false, true
+	c.stir, c.busy, c.settled = false, false, true
 	c.copying = 0
-	c.expireNewcomers()
 	for p := range c.parts {
 		if f := &c.parts[p].followers[Backup]; f.node != (Node{}) && !f.caught {
 			c.copying++
@@ -580,9 +520,7 @@ func (c *Core) lookAtAll() {
 		}
 		if pt.held {
 			c.tend(p)
-			if pt.busy() {
-				c.attend(p)
-			}
+			c.busy = c.busy || pt.busy()
 			continue
 		}
 		c.tendRestored(p)
@@ -656,23 +594,19 @@ func (c *Core) send(to Node, m Message) {
 }
 
 func (c *Core) note(what string, p int, other Node, detail string) {
-	c.noteBefore(what, p, Term{}, other, detail)
-}
-
-func (c *Core) noteBefore(what string, p int, before Term, other Node, detail string) {
 	c.out.Notes = append(c.out.Notes,
-		Note{What: what, Partition: p, Term: c.parts[p].term, Before: before, Other: other, Detail: detail})
+		Note{What: what, Partition: p, Term: c.parts[p].term, Other: other, Detail: detail})
 }
 
 func (c *Core) lives(n Node) bool {
-	if n == c.heard && n != (Node{}) || n == DiskNode() {
-		return true
-	}
 	_, ok := c.alive[n]
-	if ok {
-		c.heard = n
-	}
-	return ok
+	return ok || n == DiskNode()
+}
+
+// active reports whether a process is in the ring.
+func (c *Core) active(n Node) bool {
+	at, ok := c.alive[n]
+	return ok && c.view.Members[at].Active
 }
 
 // owner is the process that the ring gives a partition to; the zero Node where the view names none.
@@ -694,7 +628,7 @@ func (c *Core) mine(p int) bool { return c.owner(p) == c.cfg.Self }
 func (c *Core) learn(p int, t Term, by Node) {
 	pt := &c.parts[p]
 	if pt.known.Less(t) || pt.known == t && by != (Node{}) && pt.holder != by && !c.lives(pt.holder) {
-		pt.known, pt.holder, pt.hintView = t, by, c.views
+		pt.known, pt.holder = t, by
 		c.publish(p)
 	}
 }
@@ -709,9 +643,9 @@ func (pt *part) exceed(t Term) {
 // publish makes the caller read the partition's Route again.
 func (c *Core) publish(p int) { c.out.Routes = append(c.out.Routes, p) }
 
-// Route says where checks of a partition are decided, as far as this node knows. It names the known live holder if the
-// ring's owner is this node, that holder or a newcomer, or if the holder was learned since the last view. Otherwise it
-// names the ring's owner.
+// Route says where checks of a partition are decided, as far as this node knows. It names the process that this node
+// heard of last as the holder, if that process is in the ring, or if it is alive and the ring's owner is this node.
+// Otherwise it names the ring's owner: a process that leaves has ended soon after it has handed its partitions over.
 func (c *Core) Route(p int) Route {
 	pt := &c.parts[p]
 	owner := c.owner(p)
@@ -720,8 +654,7 @@ func (c *Core) Route(p int) Route {
 		return Route{Standing: Frozen, Node: pt.move.to, Term: pt.term}
 	case pt.held:
 		return Route{Standing: Owned, Term: pt.term}
-	case pt.holder != (Node{}) && pt.holder != c.cfg.Self && c.lives(pt.holder) &&
-		(owner == c.cfg.Self || owner == pt.holder || pt.hintView == c.views || c.newcomer(owner)):
+	case pt.holder != c.cfg.Self && (owner == c.cfg.Self && c.lives(pt.holder) || c.active(pt.holder)):
 		return Route{Standing: Elsewhere, Node: pt.holder, Term: pt.known}
 	case owner == c.cfg.Self || owner == (Node{}):
 		return Route{Standing: Unclaimed}
@@ -743,7 +676,7 @@ func (c *Core) hold(p int, t Term) {
 		c.dropFollower(p, Disk, "")
 	}
 	pt.held, pt.standing, pt.term = true, Owned, t
-	pt.known, pt.holder, pt.hintView = t, c.cfg.Self, c.views
+	pt.known, pt.holder = t, c.cfg.Self
 	pt.copy, pt.copyFrom = Position{}, Node{}
 	pt.strict.since = c.awake
 	c.settled = c.settled && c.mine(p) // otherwise a leaving node could end with this partition before the next look
@@ -768,7 +701,7 @@ func (c *Core) raise(p int) {
 	for s := range pt.followers {
 		pt.followers[s].relabel, pt.followers[s].named, pt.followers[s].clean = true, false, false
 	}
-	c.attend(p)
+	c.busy = true
 }
 
 // next is a term above every known one, of the highest epoch that a voter has named.
@@ -792,7 +725,7 @@ type Status struct {
 	Awaited  int  // partitions that the ring gives to this node and that it does not hold
 	Arriving int  // offers of partitions that this node has accepted
 	Copies   int  // complete copies of partitions that other processes hold, the partitions of Awaited left out
-	Stranded int  // complete copies whose holder is lost, or may be, with no known claimant
+	Stranded int  // complete copies whose holder is lost, or may be, with no known claimant (leave.go)
 	Degraded int  // held partitions without a caught backup
 	NoRoom   int  // of Degraded: because the backup has no memory for the copy
 	Pending  int  // keys with changes that have not been sent to a backup yet
@@ -847,7 +780,7 @@ func (c *Core) Status(now Now) Status {
 		if !pt.held && pt.saved != (Term{}) {
 			st.Kept++
 		}
-		if !pt.held && !pt.restored && pt.copy != (Position{}) && !c.present(pt.copyFrom) && !c.present(pt.holder) {
+		if c.stranded(p) {
 			st.Stranded++
 		}
 	}

@@ -83,7 +83,7 @@ func (c *Core) awaitsCopies(p int) bool { return c.awaitsMembers() && c.parts[p]
 func (c *Core) save(p int) {
 	if f := &c.parts[p].followers[Disk]; c.cfg.Restore.Disk && f.node == (Node{}) {
 		c.follow(p, Disk, DiskNode(), false)
-		c.attend(p)
+		c.busy = true
 	}
 }
 
@@ -294,6 +294,6 @@ func (c *Core) takeJoin(p int, from Node, e *Entry) Outcome {
 	}
 	pt.saved = Term{} // the disk does not have what the copy has: the sender's disk must keep it
 	c.raise(p)
-	c.noteBefore("joined", p, e.Term, from, "from its disk")
+	c.note("joined", p, from, "from its disk")
 	return Done
 }

@@ -43,7 +43,6 @@ type follower struct {
 	clean      bool // the chunk in flight is
 	named      bool
 	urgent     bool // an answer waits for changes that are not in flight
-	waits      bool // the partition is in log.waiting
 }
 
 // inFlight reports whether an entry is in flight.
@@ -113,9 +112,7 @@ func (c *Core) wantBackup(p int) {
 		if c.confirmFirst(p) {
 			return
 		}
-		if want != (Node{}) {
-			c.send(f.node, &Forget{Partition: p, Term: pt.term})
-		}
+		c.send(f.node, &Forget{Partition: p, Term: pt.term})
 		c.dropFollower(p, Backup, "")
 	}
 	if want == (Node{}) || want == c.cfg.Self || !c.lives(want) || c.t < pt.strict.followAt ||
@@ -153,8 +150,8 @@ func (c *Core) dropFollower(p int, s Slot, why string) {
 	c.unguard(p)
 }
 
-// pump adds pending changes of a follower to its log, unless others are in flight. If the log is full and no answer
-// waits, the partition waits for the log. pump drops a backup that does not answer.
+// pump adds pending changes of a follower to its log, unless others are in flight, or the log is full and no answer
+// waits. A later tick tries again (flush). pump drops a backup that does not answer.
 func (c *Core) pump(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
@@ -165,9 +162,6 @@ func (c *Core) pump(p int, s Slot) {
 	case f.inFlight() || f.complete && !f.relabel && c.data.Pending(p, s) == 0:
 	case !f.log.full() || f.urgent:
 		c.drain(p, s)
-	case !f.waits:
-		f.waits = true
-		f.log.waiting = append(f.log.waiting, p)
 	}
 }
 

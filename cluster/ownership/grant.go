@@ -108,7 +108,7 @@ func (g *grants) majority() int { return g.voters/2 + 1 }
 // leases at most. Until then this node does not begin a move of the partition.
 func (c *Core) unresolved(p int) bool {
 	s := c.parts[p].strict
-	return c.grants.voters > 0 && !s.whole && c.awake < s.since+2*int64(c.cfg.Lease)
+	return c.grants.voters > 0 && !s.whole && c.awake < s.since+2*leaseFor
 }
 
 // requestGrants asks the voters to record this node as the holder, or to renew their records: each third of a lease
@@ -124,23 +124,16 @@ func (c *Core) requestGrants() {
 			g.hasty[v] = true
 		}
 	}
-	g.sent = slices.DeleteFunc(g.sent, func(a asked) bool { return c.t-a.at > int64(c.cfg.Lease) })
-	var all, fresh []GrantItem
+	g.sent = slices.DeleteFunc(g.sent, func(a asked) bool { return c.t-a.at > leaseFor })
 	for v, name := range c.cfg.Voters {
 		n, ok := c.named[name]
 		full := c.t >= g.due[v]
 		if !ok || !full && (!g.hasty[v] || c.t < g.soonAt[v]) {
 			continue
 		}
-		items := &fresh
-		if full {
-			items = &all
-		}
-		if *items == nil {
-			*items = c.grantItems(full)
-		}
+		items := c.grantItems(full)
 		g.soonAt[v] = c.t + resendAfter/2
-		if len(*items) > manyItems && c.awaits(v, n) {
+		if len(items) > manyItems && c.awaits(v, n) {
 			if full {
 				g.due[v] = g.soonAt[v]
 			}
@@ -150,15 +143,15 @@ func (c *Core) requestGrants() {
 		if full {
 			g.due[v] = c.t + retryAfter // onGrantReply sets a later time
 		}
-		if len(*items) == 0 {
+		if len(items) == 0 {
 			continue
 		}
 		g.id++
-		for i := range *items {
-			c.parts[(*items)[i].Partition].strict.expect(v, g.id, (*items)[i].Backup)
+		for i := range items {
+			c.parts[items[i].Partition].strict.expect(v, g.id, items[i].Backup)
 		}
-		g.sent = append(g.sent, asked{id: g.id, at: c.t, to: n, voter: v, full: full, items: *items})
-		c.send(n, &GrantRequest{ID: g.id, Items: *items})
+		g.sent = append(g.sent, asked{id: g.id, at: c.t, to: n, voter: v, full: full, items: items})
+		c.send(n, &GrantRequest{ID: g.id, Items: items})
 	}
 }
 
@@ -166,7 +159,7 @@ func (c *Core) requestGrants() {
 // unanswered at a time: otherwise a slow voter would get more work the slower it is, and never catch up.
 func (c *Core) awaits(voter int, n Node) bool {
 	return slices.ContainsFunc(c.grants.sent, func(a asked) bool {
-		return a.voter == voter && a.to == n && len(a.items) > manyItems && c.t-a.at < int64(c.cfg.Lease)/3
+		return a.voter == voter && a.to == n && len(a.items) > manyItems && c.t-a.at < leaseFor/3
 	})
 }
 
@@ -186,7 +179,7 @@ func (c *Core) unnamed(s *strictness, f *follower) bool {
 // grantItems lists all held partitions that are not frozen, or only those of them that wait for a grant, or for their
 // backup to be recorded.
 func (c *Core) grantItems(all bool) []GrantItem {
-	items := []GrantItem{}
+	var items []GrantItem
 	for p := range c.parts {
 		pt := &c.parts[p]
 		f, s := &pt.followers[Backup], pt.strict
@@ -215,10 +208,10 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 		return
 	}
 	if a.full {
-		g.due[a.voter] = a.at + int64(c.cfg.Lease)/3
+		g.due[a.voter] = a.at + leaseFor/3
 	}
 	g.epoch = max(g.epoch, r.Epoch)
-	ends := a.at + int64(c.cfg.Lease)
+	ends := a.at + leaseFor
 	for i := range r.Items {
 		item, answer := &a.items[i], &r.Items[i]
 		pt := &c.parts[item.Partition]
@@ -312,7 +305,7 @@ func (c *Core) closeStrict(p int) {
 	if s.closed == nil {
 		s.closed = &closed{at: c.t, until: s.until, position: pt.followers[Backup].last}
 		s.until = 0
-		c.attend(p)
+		c.busy = true
 	}
 	c.data.Lease(p, 0)
 }
@@ -404,7 +397,7 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 	s.whole, s.earlier, s.wholeUnder = true, true, c.parts[p].term
 	if f := &c.parts[p].followers[Backup]; cold != "" || takenOver || !f.named {
 		f.relabel = true // the backup must have this change before the voters record it
-		c.attend(p)
+		c.busy = true
 	}
 }
 

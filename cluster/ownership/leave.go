@@ -1,67 +1,44 @@
 package ownership
 
-import "maps"
+import "time"
 
-// This file says which copies of a leaving node are still needed. The node may have the only copy of a partition whose
-// holder is lost, and membership notices a loss after a second or two. So the node must not trust its view.
+// This file says what a leaving node waits for besides the partitions that it holds.
 //
-//  1. askForWords asks the holders of the partitions that the leaving node has copies of, every resendAfter.
-//  2. onWord notes an answer. It counts for wordFor from the instant its question was sent. Other messages do not
-//     count, because they may have waited in a queue while this process did not run.
-//  3. present says that a holder is alive if an answer of the holder counts. Status counts a copy as Stranded if
-//     neither its holder nor the process that sent it is present. The node stays while it has such copies.
+// Its copies: it may have the only copy of a partition whose holder is lost, and membership notices a loss only after
+// some seconds. A live holder that sees the node leave sends Forget (wantBackup). So a copy that is still there may be
+// needed, until lossSeen has passed and the view shows that its holder is alive (Status.Stranded).
+//
+// Its disk: it asks the holders of the partitions that only its disk may have whether their disks have them.
 
-// wordFor is how long an answer counts, from the instant its question was sent.
-const wordFor = 5 * resendAfter
+// lossSeen is how long after the beginning of its leave a node does not trust its view to say which holders are alive.
+const lossSeen = 5 * int64(time.Second)
 
-// present reports whether a process is certainly alive. On a node that does not leave, the view is enough.
-func (c *Core) present(n Node) bool {
-	if !c.lives(n) {
+// stranded reports whether this node has the copy of a partition whose holder is lost, or may be.
+func (c *Core) stranded(p int) bool {
+	pt := &c.parts[p]
+	if pt.held || pt.restored || pt.copy == (Position{}) {
 		return false
 	}
-	at, heard := c.words[n]
-	return !c.view.Leaving || n == c.cfg.Self || heard && c.t-at < wordFor
+	return c.view.Leaving && c.awake-c.leftAt < lossSeen || !c.lives(pt.copyFrom) && !c.lives(pt.holder)
 }
 
-// askForWords makes a leaving node ask the holders of the partitions that it has copies of. It also asks the holders of
-// the partitions that only its disk may have (saved), each about all of them. Their answers say whether the disk may
-// forget the partitions (heardHeld).
-func (c *Core) askForWords() {
+// askForSaved makes a leaving node ask the holders of the partitions that only its disk may have (saved), each about all
+// of them. Their answers say whether the disk may forget the partitions (heardHeld).
+func (c *Core) askForSaved() {
 	if !c.view.Leaving || c.t-c.askedAt < resendAfter {
 		return
 	}
 	c.askedAt = c.t
-	maps.DeleteFunc(c.asked, func(_ uint64, at int64) bool { return c.t-at >= wordFor })
-	asked, kept := make(map[Node]bool), make(map[Node][]int)
+	kept := make(map[Node][]int)
 	for p := range c.parts {
-		pt := &c.parts[p]
-		if pt.held || pt.copy == (Position{}) && pt.saved == (Term{}) {
-			continue
-		}
-		if pt.saved != (Term{}) && c.lives(pt.holder) {
+		if pt := &c.parts[p]; !pt.held && pt.saved != (Term{}) && c.lives(pt.holder) {
 			kept[pt.holder] = append(kept[pt.holder], p)
-		}
-		for _, n := range [...]Node{pt.copyFrom, pt.holder} {
-			if c.lives(n) && n != c.cfg.Self && !asked[n] {
-				asked[n] = true
-				c.queries++
-				c.asked[c.queries] = c.t
-				c.send(n, &Query{ID: c.queries, Partitions: []int{p}}) // of no round: only its answer counts
-			}
 		}
 	}
 	for _, m := range c.view.Members {
 		if parts := kept[m.Node]; len(parts) > 0 {
 			c.queries++
-			c.send(m.Node, &Query{ID: c.queries, Partitions: parts})
+			c.send(m.Node, &Query{ID: c.queries, Partitions: parts}) // of no round: only its answer counts
 		}
-	}
-}
-
-// onWord notes that a process has answered a question of askForWords.
-func (c *Core) onWord(from Node, id uint64) {
-	if at, ok := c.asked[id]; ok {
-		c.words[from] = max(c.words[from], at)
-		delete(c.asked, id)
 	}
 }

@@ -11,14 +11,14 @@ import (
 // The path of an entry:
 //
 //  1. At the sender, add appends the entry to the open block. Take closes the block (transmit) and sends it, while less
-//     than window is in flight. A partition that finds the log full waits (outlog.waiting).
+//     than window is in flight. A partition that finds the log full tries again in a later tick.
 //  2. At the receiver, onBlock takes blocks in by their positions, without a gap. takeBlock puts the pieces of a chunk
 //     together and calls onEntry (follow.go).
 //  3. The BlockAck acknowledges everything up to a position. It lists the entries that were refused, each of which ends
 //     its attachment only. It lists each refusal until the sender has said that it knows the refusal (Block.Heard).
 //     Otherwise, after a lost BlockAck, the next one would confirm what was refused.
 //  4. onBlockAck calls onRefusal for each refusal, and acknowledged for each partition whose last entry is confirmed.
-//     Then it pumps the waiting partitions. Without a BlockAck, resend repeats all blocks in flight.
+//     Without a BlockAck, resend repeats all blocks in flight.
 //
 // The log ends when either end drops the other from its view. If the receiver has forgotten a log of which the sender
 // has a BlockAck, it answers Lost. Then the sender begins all copies anew, in another log (renew).
@@ -46,19 +46,18 @@ const (
 
 // outlog is the log to one process.
 type outlog struct {
-	to      Node
-	number  uint64
-	acked   uint64       // the receiver has acknowledged the blocks up to this position
-	blocks  []heavyBlock // the closed blocks after acked
-	sent    int          // how many of blocks have been sent
-	flying  int          // the weight of these
-	open    *Block       // takes entries; it follows blocks
-	weight  int          // of open
-	queued  int          // the weight of everything that is not acknowledged
-	at      int64        // when blocks[0] was last sent, or the receiver last acknowledged a block
-	since   int64        // by Core.awake: when the receiver last acknowledged a block, or blocks[0] was first sent
-	tries   int32        // how often resend has repeated blocks since
-	waiting []int        // partitions that have found the log full
+	to     Node
+	number uint64
+	acked  uint64       // the receiver has acknowledged the blocks up to this position
+	blocks []heavyBlock // the closed blocks after acked
+	sent   int          // how many of blocks have been sent
+	flying int          // the weight of these
+	open   *Block       // takes entries; it follows blocks
+	weight int          // of open
+	queued int          // the weight of everything that is not acknowledged
+	at     int64        // when blocks[0] was last sent, or the receiver last acknowledged a block
+	since  int64        // by Core.awake: when the receiver last acknowledged a block, or blocks[0] was first sent
+	tries  int32        // how often resend has repeated blocks since
 }
 
 // heavyBlock is a Block and its weight in the window.
@@ -182,16 +181,6 @@ func (c *Core) onBlockAck(from Node, a *BlockAck) {
 		}
 	}
 	clear(done) // the array lives on
-	for len(l.waiting) > 0 && !l.full() {
-		p := l.waiting[0]
-		l.waiting = l.waiting[1:]
-		for s := range c.parts[p].followers {
-			if f := &c.parts[p].followers[s]; f.log == l && f.waits {
-				f.waits = false
-				c.pump(p, Slot(s))
-			}
-		}
-	}
 }
 
 // renew begins all copies at a process anew, in another log.
@@ -212,7 +201,7 @@ type inlog struct {
 	position uint64           // of the last block that was taken in
 	refusals []Refusal        // that the sender has not said it knows
 	pieces   []byte           // of an incomplete chunk
-	torn     bool             // a piece of the chunk was dropped, because of MaxBuffered
+	torn     bool             // a piece of the chunk was dropped, because there was no room
 	early    [maxEarly]*Block // by position modulo maxEarly: blocks that are not taken in yet
 }
 
@@ -258,7 +247,7 @@ func (c *Core) takeBlock(from Node, in *inlog, b *Block) {
 	in.refusals = slices.DeleteFunc(in.refusals, func(r Refusal) bool { return r.Position <= b.Heard })
 	for _, e := range b.Entries {
 		if e.More {
-			in.torn = in.torn || c.buffered()+len(e.Chunk) > c.cfg.MaxBuffered
+			in.torn = in.torn || c.buffered()+len(e.Chunk) > c.room
 			if in.pieces = append(in.pieces, e.Chunk...); in.torn {
 				in.pieces = nil
 			}

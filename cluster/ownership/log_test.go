@@ -95,9 +95,7 @@ func TestWindow(t *testing.T) {
 		l.data.parts[p].bulky = true // three entries
 		l.data.admit(p, 1)
 	}
-	for l.wait(50 * time.Millisecond); l.core.Behind(); l.take() {
-		l.core.Tick(l.time())
-	}
+	l.wait(50 * time.Millisecond)
 	bytes, of := flying()
 	must.True(t, bytes != 0 && bytes <= window && len(of) <= 1, "%d bytes are in flight, of %v", bytes, of)
 	drained := func(p int) bool { return l.data.Pending(p, Backup) == 0 }
@@ -107,6 +105,7 @@ func TestWindow(t *testing.T) {
 	expect.True(t, drained(partitions-1), "what is urgent waits for room in the log")
 	for range 3 * partitions {
 		l.ack(peerX)
+		l.wait(10 * time.Millisecond)
 		next, done := flying()
 		expect.True(t, next <= window, "%d bytes are sent", next)
 		of = append(of, done...)

@@ -54,7 +54,7 @@ func (c *Core) considerMove(p int) {
 	pt := &c.parts[p]
 	to := c.owner(p)
 	if to == (Node{}) || to == c.cfg.Self || !c.lives(to) || !c.view.Settled && !c.view.Leaving ||
-		c.moving >= c.cfg.Moves || c.t < pt.askAt || pt.incoming.from != (Node{}) ||
+		c.moving >= maxMoves || c.t < pt.askAt || pt.incoming.from != (Node{}) ||
 		c.unresolved(p) && !c.view.Leaving {
 		return
 	}
@@ -83,7 +83,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 		if pt.held {
 			verdict = Merging
 		}
-	case pt.incoming.from != (Node{}) || c.arriving >= 4*c.cfg.Moves:
+	case pt.incoming.from != (Node{}) || c.arriving >= 4*maxMoves:
 		verdict = Refused
 	case pt.held && (pt.standing == Frozen || pt.move != nil):
 		verdict = Refused
@@ -331,7 +331,7 @@ func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 	pt.exceed(m.Known)
 	c.raise(p)
 	pt.strict.release, pt.strict.releaseWhole = Release{Node: from, Term: m.Term}, m.Granted
-	c.noteBefore("merged", p, m.Term, from, "")
+	c.note("merged", p, from, "")
 	return Done
 }
 
@@ -386,7 +386,7 @@ func (c *Core) released(p int, a *CommitAck) {
 	}
 	pt.held, pt.standing = false, Elsewhere
 	*pt.strict = strictness{}
-	pt.known, pt.holder, pt.hintView = a.New, to, c.views
+	pt.known, pt.holder = a.New, to
 	if a.Keep {
 		pt.copy, pt.copyFrom = Position{Term: a.New, Attachment: a.Attachment}, to
 		c.endIncoming(p)

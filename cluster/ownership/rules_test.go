@@ -414,7 +414,8 @@ func TestBuffered(t *testing.T) {
 		}
 	}
 	for most, want := range map[int]Outcome{5: Again, 6: Done} {
-		l := newAloneWith(t, Config{Partitions: 1, MaxBuffered: most})
+		l := newAlone(t)
+		l.core.room = most
 		l.see(peerX, Node{}, peerX)
 		l.give(peerX, piece(true, "[12"))
 		l.give(peerX, piece(true, ",34"))

@@ -81,8 +81,7 @@ func newVoter(c *Core) *voter {
 // holder's lease, which counts from the sending of the request, even if this clock is fast and the holder's is slow by
 // the allowed Drift. If both are off by ρ, their rates have the ratio (1+ρ)/(1-ρ), which is above 1+2ρ and below 1+3ρ.
 func (v *voter) life() int64 {
-	lease := int64(v.c.cfg.Lease)
-	return lease + lease/1_000_000*3*v.c.cfg.Drift
+	return leaseFor + leaseFor/1_000_000*3*drift
 }
 
 // ready reports whether the voter grants.
@@ -131,11 +130,11 @@ func (v *voter) consider() {
 	switch {
 	case read >= majority:
 		v.adopt(v.seen)
-	case read+silent >= majority:
-		// A majority may know the records. Wait for it.
 	case fresh != nil && fresh.Epoch == v.seen:
 		// A voter has begun an epoch in which no majority can have recorded anything yet.
 		v.adopt(v.seen)
+	case read+silent >= majority:
+		// A majority may know the records. Wait for it.
 	case v.asks > 0 && answered+1 >= majority && c.awake >= v.asked+int64(v.at)*epochTurn:
 		// So many voters have restarted that no voter may know a grant. All grants have ended: this voter has
 		// abstained, and without it there was no majority. So a new epoch begins. Its number must be above all earlier

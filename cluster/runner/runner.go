@@ -82,7 +82,6 @@ type core interface {
 	Receive(ownership.Now, ownership.Envelope)
 	Take() ownership.Effects
 	Route(int) ownership.Route
-	Behind() bool
 	Idle() bool
 	Settled() bool
 	Status(ownership.Now) ownership.Status
@@ -362,14 +361,11 @@ func (k *Runner) run() {
 // step waits until there is something to do, and does it, or a part of it. A turn comes before a tick: the tick may be
 // late, and it decides about other nodes by the answers that have not come. step reports whether it has ticked.
 func (k *Runner) step(tick <-chan time.Time) (due bool) {
-	due = k.core.Behind()
-	if !due {
-		select {
-		case <-k.wake:
-		case <-tick:
-			due = true
-		case <-k.ctx.Done():
-		}
+	select {
+	case <-k.wake:
+	case <-tick:
+		due = true
+	case <-k.ctx.Done():
 	}
 	k.turn()
 	if due {
@@ -381,9 +377,7 @@ func (k *Runner) step(tick <-chan time.Time) (due bool) {
 
 // tick lets time pass in the core. It also writes the journal, and tells the core if the disk has failed.
 func (k *Runner) tick() {
-	if !k.journal.empty() {
-		k.journal.write(k.cfg.Logger, k.cfg.Now().Mono, false)
-	}
+	k.journal.write(k.cfg.Logger, k.cfg.Now().Mono, false)
 	if d := k.cfg.Disk; d != nil && d.Err() != nil {
 		k.cfg.Disk = nil
 		k.core.Receive(k.now(), ownership.Envelope{From: ownership.DiskNode(),
@@ -555,5 +549,4 @@ func (k *Runner) record(notes []ownership.Note) {
 	for _, n := range notes {
 		k.journal.add(n, now)
 	}
-	k.journal.write(k.cfg.Logger, now, false)
 }

@@ -314,9 +314,6 @@ func (p *process) note(n ownership.Note) {
 	if n.Detail != "" {
 		text += ": " + n.Detail
 	}
-	if n.Before != (ownership.Term{}) {
-		text += "; before: " + n.Before.String()
-	}
 	p.w.say("%s", text)
 }
 
