@@ -236,13 +236,16 @@ func TestPeerTLS(t *testing.T) {
 	}
 }
 
-// TestCertificatesUnderTraffic: certificates of callers and of nodes are replaced, and their authority with them, while
-// checks go on through all nodes. None fails, and none is answered by on_error.
+// TestCertificatesUnderTraffic: certificates of callers and of nodes are replaced, and their authority with them when
+// the connections between nodes have been replaced by age, while checks go on through all nodes. None fails, and none
+// is answered by on_error.
 func TestCertificatesUnderTraffic(t *testing.T) {
 	t.Parallel()
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	var files []Security
-	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, func(_ int, cfg *Config) {
+	var books [3]testkit.Buffer
+	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, func(i int, cfg *Config) {
+		cfg.Logger, cfg.Limits.MaxConnectionAge = books[i].Logger(), 2*time.Second
 		cfg.Security.useTLS(filesOf(t, a, testLeaf))
 		cfg.Security.TLSClientCAFile = ""
 		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
@@ -307,6 +310,21 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 		})
 		atLeast(5)
 	}
+	var marks [len(books)]int
+	for i := range books {
+		marks[i] = len(books[i].String())
+	}
+	testkit.Eventually(t, "all streams between nodes to end by age", func() bool {
+		for i, mark := range marks {
+			for j, to := range nodes {
+				ended := `msg="peer stream broken" carries=operations peer=` + to.cfg.Name
+				if i != j && !strings.Contains(books[i].String()[mark:], ended) {
+					return t.Failed()
+				}
+			}
+		}
+		return true
+	})
 	rewrite(b.PEM)
 	// New streams between nodes are under the new ones only.
 	for _, n := range nodes {

@@ -92,7 +92,7 @@ func TestPolicyFile(t *testing.T) {
 	for _, c := range []struct{ add, at, says string }{
 		{"    colour: red\n", ":6:5: ", "policies[0].colour"},
 		{"    limit: 6\n", ":6:5: ", "limit"},
-		{"    consistency: strict\n", ":6:18: ", "strict needs a durability of escrow or sync"},
+		{"    consistency: strict\n", ":6:18: ", "async is too little for consistency: strict"},
 		{"    consistency: strict\n    durability: sync\n", ":6:18: ", "strict needs voters"},
 		{"  - [", ":", "yaml"},
 	} {
