@@ -76,7 +76,7 @@ func (n *Node) servePeers() {
 		Config: n.transport(), Receiver: n.limiter, Inspect: n.inspect,
 		Identify: n.identity,
 		Activity: n.activity, Describe: n.describe,
-		Panicked: func(p *panics.Error) { n.panicked("peer")("handing a batch on", p) },
+		Panicked: func(p *panics.Error) { n.panicked("peer")("carrying out a batch", p) },
 	})
 	peerv1.RegisterPeerServer(services, n.peerService)
 	peerv1.RegisterOwnershipServer(services, n.messenger)

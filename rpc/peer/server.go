@@ -26,7 +26,7 @@ import (
 //	send      writes the reply
 //
 // A batch must never be carried out twice. A Forwarder repeats a batch only after Forward has returned nil. Forward
-// returns nil only when every batch that it has carried out has its reply on the stream, unless that panicked.
+// returns nil only when every batch that it has begun has its reply on the stream.
 
 const (
 	// maxStreams bounds the streams that are served at a time: several for every node of the largest cluster.
@@ -34,6 +34,8 @@ const (
 	// maxTimeout bounds how long an operation may wait for another node, whatever its sender says.
 	maxTimeout = time.Minute
 )
+
+var errPanicked = status.Error(codes.Internal, "a batch could not be carried out because of a mistake in this node")
 
 // Receiver carries out operations of peers, as limiter.Limiter.Receive does: rest waits for what cannot be decided at
 // once, or is nil.
@@ -52,8 +54,7 @@ type ServerConfig struct {
 	// decides.
 	Activity func(*peerv1.ActivityRequest) *peerv1.ActivityResponse
 	Describe func(*peerv1.DescribeRequest) (*peerv1.DescribeResponse, error)
-	// Panicked, when set, is called with a panic of a batch that waits for other nodes. The batch gets no reply. Nil:
-	// the panic is not recovered.
+	// Panicked, when set, is called with a panic of a batch. The batch gets no reply. Nil: the panic is not recovered.
 	Panicked func(*panics.Error)
 	// Identify says which process this is.
 	Identify func() *peerv1.IdentifyResponse
@@ -90,15 +91,18 @@ type incoming struct {
 	reading sync.Mutex // held while a batch is begun
 	over    bool       // no batch is begun any more
 
-	writing sync.Mutex
-	handed  sync.WaitGroup // batches that wait for other nodes
+	writing    sync.Mutex     // held while a reply is written
+	unanswered int            // batches that were begun and have no reply on the stream; guarded by writing
+	handed     sync.WaitGroup // batches that wait for other nodes
 }
 
 // send writes a reply. It ignores errors: serve sees the broken stream as well.
 func (in *incoming) send(r *peerv1.Reply) {
 	in.writing.Lock()
 	defer in.writing.Unlock()
-	_ = in.Send(&peerv1.ForwardReply{Body: &peerv1.ForwardReply_Reply{Reply: r}})
+	if in.Send(&peerv1.ForwardReply{Body: &peerv1.ForwardReply_Reply{Reply: r}}) == nil {
+		in.unanswered--
+	}
 }
 
 // Forward implements peerv1.PeerServer.
@@ -122,7 +126,11 @@ func (s *Server) Forward(stream peerv1.Peer_ForwardServer) error {
 	}
 	in := &incoming{Peer_ForwardServer: stream, from: hello.FromBoot}
 	served := make(chan error, 1)
-	go func() { served <- s.serve(in) }()
+	go func() {
+		err := errPanicked
+		panics.Tell(s.cfg.Panicked, func() { err = s.serve(in) })
+		served <- err
+	}()
 	select {
 	case err = <-served:
 	case <-stream.Context().Done(): // the connection is too old, or broken; serve may wait for its next batch
@@ -133,6 +141,8 @@ func (s *Server) Forward(stream peerv1.Peer_ForwardServer) error {
 	in.handed.Wait()
 	if err != nil {
 		s.cfg.Logger.Warn("peer stream ended", "carries", "operations", "peer", hello.FromName, "error", err)
+	} else if in.unanswered > 0 {
+		err = errPanicked // or the stream is broken, and nobody hears of it
 	}
 	return err
 }
@@ -215,6 +225,9 @@ func (s *Server) carryOut(in *incoming, w *work) {
 	if in.over {
 		return // the sender repeats the batch
 	}
+	in.writing.Lock() // waits for the sender to read, so that few replies wait for one that does not
+	in.unanswered++
+	in.writing.Unlock()
 	rest := s.cfg.Receiver.Receive(w.good)
 	if rest == nil {
 		in.send(reply(w.sequence, w.ops))

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -159,8 +161,16 @@ func TestOnwardForwardingDoesNotBlock(t *testing.T) {
 }
 
 // TestSenderThatDoesNotRead: its replies fill the connection, and hold up nobody else, not even another stream of its
-// own.
+// own. The server begins few of its batches, also of those that wait for other nodes.
 func TestSenderThatDoesNotRead(t *testing.T) {
+	for name, rest := range map[string]func(context.Context){
+		"decided here": nil, "handed on": func(context.Context) {},
+	} {
+		t.Run(name, func(t *testing.T) { testUnread(t, rest) })
+	}
+}
+
+func testUnread(t *testing.T, rest func(context.Context)) {
 	noLeaks(t)
 	var begun atomic.Int64
 	_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
@@ -169,7 +179,7 @@ func TestSenderThatDoesNotRead(t *testing.T) {
 			op.Decision.LeaseID = strings.Repeat("x", 10_000)
 		}
 		begun.Add(1)
-		return nil
+		return rest
 	}))
 	var ops []*limiter.Op
 	for range 100 {
@@ -316,6 +326,36 @@ func TestOldConnections(t *testing.T) {
 	work.Wait()
 	expect.True(t, carried.Load() == callers*each && streams.Load() > 3,
 		"carried out %d operations on %d streams", carried.Load(), streams.Load())
+}
+
+// TestPanics: a panic of a batch ends its stream, with an error, so that nobody repeats the batch, and nothing else.
+func TestPanics(t *testing.T) {
+	noLeaks(t)
+	var told atomic.Int64
+	server := NewServer(ServerConfig{Config: transport.Config{Self: bob, RingSettings: settings,
+		Logger: slog.New(slog.DiscardHandler)}, Panicked: func(*panics.Error) { told.Add(1) }})
+	server.cfg.Receiver = receiver(func(ops []*limiter.Op) func(context.Context) {
+		switch ops[0].Cost {
+		case 1:
+			panic("at once")
+		case 2:
+			return func(context.Context) { panic("later") }
+		}
+		return admit(ops)
+	})
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		a := newAged(s)
+		defer time.AfterFunc(50*time.Millisecond, a.old).Stop()
+		return server.Forward(a)
+	})
+	for cost := range int64(3) {
+		s := rawStream(t, addr, hello())
+		if sendTo(t, s, batch(1, check("k", cost))); cost == 0 {
+			recv(t, s)
+		}
+		_, err := s.Recv()
+		expect.True(t, (err == io.EOF) == (cost == 0) && told.Load() == cost, "%d: %v, %d panics", cost, err, told.Load())
+	}
 }
 
 // TestStreamsAreBounded: beyond maxStreams a stream is refused, until another one has ended.
