@@ -1,9 +1,8 @@
 // Package peer forwards operations to the holders of their partitions, over one stream to each process (Forwarder), and
 // answers operations that other nodes forward to this one (Server): the two sides of weir.peer.v1.Peer.
 //
-// It decides nothing. Its only state belongs to its streams: messages without an answer, and replies that a sender may
-// ask for again. It does not promise that an operation without an answer was not carried out, nor that operations to
-// different nodes keep their order.
+// It decides nothing. Its only state belongs to its streams: messages without an answer. It does not promise that an
+// operation without an answer was not carried out, nor that operations to different nodes keep their order.
 package peer
 
 import (
@@ -50,6 +49,8 @@ const (
 	// openTimeout bounds how long a stream waits for its Welcome. It is longer than most callers wait, so that a lost
 	// packet (TCP repeats it after 1 s) or a busy machine does not fail a connection that would have succeeded.
 	openTimeout = 3 * time.Second
+	// maxRepeats bounds how often a call is queued again, so that a peer that ends each stream is not asked without end.
+	maxRepeats = 8
 	// maxIdentity bounds the answer to Identify, which comes from a process that may not be a node, and maxReason the
 	// text of an error in its place, which callers keep.
 	maxIdentity, maxReason = 4 << 10, 512
@@ -147,7 +148,7 @@ func (p *Forwarder) send(ctx context.Context, q *queue, ops []*limiter.Op, until
 	if !c.answered {
 		unreachable(ops)
 	}
-	c.ops, c.message, c.answered, c.ended = nil, nil, false, false
+	c.ops, c.message, c.answered, c.ended, c.repeats = nil, nil, false, false, 0
 	p.calls.Put(c)
 }
 
@@ -197,6 +198,7 @@ type call struct {
 	// The queue's lock guards the fields below.
 	message *message // the message that has this call; nil while the call is queued
 	ended   bool     // or abandoned
+	repeats int      // how often the call was queued again
 }
 
 // begin sets the fields that follow from the operations.
@@ -362,8 +364,12 @@ func (q *queue) Broken(err error) {
 		delete(q.sent, sequence)
 		q.waiting -= m.items
 		for _, c := range m.calls {
-			if !c.ended {
-				c.message = nil
+			switch {
+			case c.ended:
+			case c.repeats == maxRepeats:
+				c.end(false)
+			default:
+				c.message, c.repeats = nil, c.repeats+1
 				q.waiting += c.n
 				again.Push(c)
 			}

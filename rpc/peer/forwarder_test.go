@@ -520,6 +520,18 @@ func TestRepeat(t *testing.T) {
 	expect.True(t, l.waiting == 0 && !fresh.answered && l.take() == nil, "%d waiting", l.waiting)
 }
 
+// TestEndlessStreams: a peer that ends each stream in order is asked a few times only.
+func TestEndlessStreams(t *testing.T) {
+	noLeaks(t)
+	var asked atomic.Int64
+	addr := serveBatches(t, func(peerv1.Peer_ForwardServer, *numberedTargets, *peerv1.Batch) error {
+		asked.Add(1)
+		return errOver
+	})
+	wantUnreachable(t, forward(newPeers(t, addr), testkit.Within(t, testkit.Patience), 1))
+	expect.Equal(t, asked.Load(), maxRepeats+1, "messages")
+}
+
 // TestTimeLeft: a message says how long its items' callers still wait when it is sent, and what nobody waits for is not
 // sent.
 func TestTimeLeft(t *testing.T) {
