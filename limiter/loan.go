@@ -64,9 +64,9 @@ type loans struct {
 	borrowers map[uint64]map[*borrower]struct{} // by the borrower's id
 	rounds    map[state]*round
 	deciding  map[state]int // checks that wait for a round, or have waited and are not decided yet
-	// silent has the ids of the borrowers for which rounds do not wait. They leave it after silentFor; heard and
-	// OpenBorrower remove them earlier.
-	silent map[uint64]struct{}
+	// silent has the ids of the borrowers for which rounds do not wait, each with the round that it has not answered
+	// last. They leave it silentFor after that round; heard and OpenBorrower remove them earlier.
+	silent map[uint64]*round
 
 	granted, recalled, unanswered, spent atomic.Uint64
 }
@@ -87,7 +87,7 @@ type round struct {
 // start makes the maps.
 func (ls *loans) start() {
 	ls.borrowers, ls.rounds = make(map[uint64]map[*borrower]struct{}), make(map[state]*round)
-	ls.deciding, ls.silent = make(map[state]int), make(map[uint64]struct{})
+	ls.deciding, ls.silent = make(map[state]int), make(map[uint64]*round)
 }
 
 // OpenBorrower implements limit.Lender.
@@ -358,13 +358,15 @@ func (ls *loans) giveUp(of state, r *round) {
 	}
 	ls.unanswered.Add(uint64(len(r.asked)))
 	for id := range r.asked {
-		ls.silent[id.Borrower] = struct{}{}
+		ls.silent[id.Borrower] = r
 	}
 	time.AfterFunc(silentFor, func() {
 		ls.mu.Lock()
 		defer ls.mu.Unlock()
 		for id := range r.asked {
-			delete(ls.silent, id.Borrower)
+			if ls.silent[id.Borrower] == r {
+				delete(ls.silent, id.Borrower)
+			}
 		}
 	})
 	ls.end(of, r)

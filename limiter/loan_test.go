@@ -496,12 +496,23 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 			t.Errorf("%d are taken for silent by two who have waited for one, and the next round goes on: %v", n-before,
 				l.loans.rounds[of] == next)
 		}
+		l.loans.giveUp(of, next)
+		time.Sleep(silentFor / 2)
+		l.loans.heard(of, algo.LoanID{Borrower: 3}, false)
+		last, _ := l.openRound(of, []algo.Loan{{ID: algo.LoanID{Borrower: 3, Number: 2}}}, nil)
+		l.loans.giveUp(of, last)
+		time.Sleep(silentFor / 4 * 3)
+		for _, silent := range []bool{true, false} {
+			again, _ := l.openRound(of, []algo.Loan{{ID: algo.LoanID{Borrower: 3, Number: 2}}}, nil)
+			expect.Equal(t, again == nil, silent, "one that was heard between two rounds that it has not answered")
+			time.Sleep(silentFor / 2)
+		}
 	})
 }
 
 // beSilent has no round wait for a borrower for some time.
 func beSilent(l *Limiter, borrower uint64, d time.Duration) {
-	l.loans.silent[borrower] = struct{}{}
+	l.loans.silent[borrower] = nil
 	time.AfterFunc(d, func() {
 		l.loans.mu.Lock()
 		defer l.loans.mu.Unlock()
