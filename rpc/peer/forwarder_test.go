@@ -579,7 +579,7 @@ func TestAbandonedAmongOthers(t *testing.T) {
 		len(gone.done))
 }
 
-// TestNextStreamDefinesAnew: a peer knows nothing of the numbers of an earlier stream, but for what is repeated.
+// TestNextStreamDefinesAnew: a peer knows nothing of the numbers of an earlier stream.
 func TestNextStreamDefinesAnew(t *testing.T) {
 	noLeaks(t)
 	var streams atomic.Int64
