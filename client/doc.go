@@ -33,7 +33,7 @@
 // node. Checks of concurrent callers share messages on one stream to each node. A check is sent at once if nothing is
 // in flight to its node, or when as many checks have gathered as are in flight. No timer delays a check and a lone
 // caller waits for no other. Among hundreds of callers a check costs some microseconds. Acquire, Reserve and calls that
-// give back are unary calls, to the owner as well. All is one call to the node that owns most of its keys.
+// give back are unary calls, to the owner as well. All is one call to the node that owns its first key.
 //
 // At most 20,000 checks wait for one node. While it does not answer, the fail policy answers further ones at once.
 // Checks that a node did not begin, because it is stopping or its connection broke before, are sent to another node.
