@@ -225,7 +225,7 @@ type Records struct {
 	ID      uint64
 	Read    bool // the sender has ended its own reading (vote.go); otherwise it has no records
 	Epoch   uint64
-	Fresh   bool     // the sender began its epoch, and no voter but the receiver can have adopted the epoch
+	Fresh   bool     // the sender began its epoch when the receiver was there already
 	Records []Record // of each partition the record, and the record of another process that it has replaced
 }
 

@@ -40,15 +40,13 @@ type voter struct {
 	epoch   uint64          // terms of a lower epoch are not recorded
 	seen    uint64          // the highest epoch that any process has named
 
-	votesAt int64              // when it stops abstaining
-	read    bool               // it has read the other voters' records, or has begun an epoch
-	began   bool               // this voter began its epoch
-	told    Node               // the last voter that it has told its records
-	spread  bool               // it has told two voters
-	askAt   int64              // no question to the other voters before
-	asks    uint64             // the number of questions to the other voters
-	asked   int64              // when the first was sent, by Core.awake
-	replies map[string]reading // by ring name of the voter
+	votesAt  int64              // when it stops abstaining
+	read     bool               // it has read the other voters' records, or has begun an epoch
+	founders []Node             // the voters that were there when this voter began its epoch
+	askAt    int64              // no question to the other voters before
+	asks     uint64             // the number of questions to the other voters
+	asked    int64              // when the first was sent, by Core.awake
+	replies  map[string]reading // by ring name of the voter
 }
 
 // record is what a voter has recorded for a partition.
@@ -131,7 +129,7 @@ func (v *voter) consider() {
 	case read >= majority:
 		v.adopt(v.seen)
 	case fresh != nil && fresh.Epoch == v.seen:
-		// A voter has begun an epoch in which no majority can have recorded anything yet.
+		// A voter has begun an epoch in which this one cannot have forgotten a record.
 		v.adopt(v.seen)
 	case read+silent >= majority:
 		// A majority may know the records. Wait for it.
@@ -140,7 +138,9 @@ func (v *voter) consider() {
 		// abstained, and without it there was no majority. So a new epoch begins. Its number must be above all earlier
 		// ones. No voter may know those either, so the number is the time of day in seconds. Nothing else in this
 		// package reads the time of day.
-		v.began = true
+		for _, name := range c.cfg.Voters {
+			v.founders = append(v.founders, c.named[name])
+		}
 		v.adopt(max(v.seen+1, uint64(max(c.now.Wall, 0))/uint64(time.Second)))
 		c.out.Notes = append(c.out.Notes, Note{What: "new epoch", Partition: -1, Term: Term{Epoch: v.epoch}})
 	}
@@ -186,14 +186,13 @@ func (r *record) add(other Record, ends int64) {
 	}
 }
 
-// onRead tells another voter all records. Records.Fresh says that this voter began its epoch, and that no voter but the
-// asking one can have adopted it from this voter. So no majority can have recorded anything in the epoch.
+// onRead tells another voter all records. Records.Fresh says that this voter began its epoch when the asking process was
+// there already. A process that asks has not granted anything yet, so no voter of its name has recorded anything in the
+// epoch. It needs no other voter's records then: any two majorities have a voter in common, and that one knows its own.
 func (v *voter) onRead(from Node, m *ReadRecords) {
 	r := &Records{ID: m.ID, Read: v.read, Epoch: max(v.epoch, v.seen)}
 	if v.read {
-		v.spread = v.spread || v.told != (Node{}) && v.told != from
-		v.told = from
-		r.Fresh = v.began && !v.spread
+		r.Fresh = slices.Contains(v.founders, from)
 		for p := range v.records {
 			if v.records[p].Node != (Node{}) {
 				r.Records = append(r.Records, v.records[p].Record)

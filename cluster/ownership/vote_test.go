@@ -120,8 +120,7 @@ func (l *alone) forgotten(second, third *Records) {
 	l.get(voter2, second)
 }
 
-// TestNewEpoch: an epoch that a voter begins is above all that anybody has told of, and the others take it over as long
-// as nobody else has.
+// TestNewEpoch: an epoch that a voter begins is above all that anybody has told of, and the others take it over.
 func TestNewEpoch(t *testing.T) {
 	const high = 1 << 40 // above the time of day
 	for _, c := range []struct {
@@ -144,14 +143,16 @@ func TestNewEpoch(t *testing.T) {
 	}
 }
 
-// TestFresh: an epoch is fresh for the one voter that was told of it first, and for nobody once another was told.
+// TestFresh: an epoch is fresh for the voters that were there when it began, and not for those that came later.
 func TestFresh(t *testing.T) {
 	l := readingVoter(t)
 	l.forgotten(&Records{}, &Records{})
+	later := Node{voter2.Name, 99}
+	l.see(peerX, Node{}, peerX, peerY, voter2, voter3, later)
 	for i, c := range []struct {
 		to    Node
 		fresh bool
-	}{{voter2, true}, {voter2, true}, {Node{voter2.Name, 99}, false}, {Node{voter2.Name, 99}, false}, {voter2, false}} {
+	}{{voter2, true}, {voter3, true}, {later, false}, {voter2, true}} {
 		l.get(c.to, &ReadRecords{ID: uint64(i)})
 		if r := last[*Records](l, c.to); !r.Read || r.Fresh != c.fresh {
 			t.Errorf("question %d, of %v, is answered %+v, want fresh %v", i, c.to, r, c.fresh)
