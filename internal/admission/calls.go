@@ -192,15 +192,27 @@ func (k *call) end(why *status.Status) {
 	_ = k.stream.WriteStatus(why) // fails only if the connection has ended, and the call with it
 }
 
-// done undoes begin.
+// done undoes begin. The answers of anonymous connections, which maxUnread bounds, hold no place: together they could
+// otherwise hold all.
 func (k *call) done() {
 	k.came()
+	if !k.conn.IsAuthenticated() {
+		k.leave()
+	}
 	k.letGo()
 }
 
 // letGo ends what holds the call's place. The last one gives it back.
 func (k *call) letGo() {
-	if k.holds.Add(-1) == 0 && k.began {
+	if k.holds.Add(-1) == 0 {
+		k.leave()
+	}
+}
+
+// leave gives the call's place back. A second call does nothing.
+func (k *call) leave() {
+	if k.began {
+		k.began = false
 		k.room.places.Give(k.place)
 		k.room.open.Add(-1)
 	}

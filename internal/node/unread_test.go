@@ -146,3 +146,20 @@ func TestForgottenMessages(t *testing.T) {
 	must.NoError(t, conn.Close())
 	testkit.Eventually(t, "the last frame to count no more", left(0))
 }
+
+// TestStrangersLeaveCalls is an attack: strangers on as many connections as there may be ask for their health, and read
+// no answer. Callers still get their calls.
+func TestStrangersLeaveCalls(t *testing.T) {
+	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Memory = admission.Divide(128 << 20) })
+	client, ctx := weirv1.NewLimiterClient(dialed(t, n)), bearer(t, shop)
+	check := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "a"}}}}
+	must.Value(client.Check(ctx, check))(t)
+	for range n.limits.MaxAnonymousConnections {
+		askUnread(t, n.listeners.grpc, healthv1.Health_Check_FullMethodName, &healthv1.HealthCheckRequest{}, "", 12)
+	}
+	testkit.Eventually(t, "the answers to wait", func() bool {
+		return n.buffers.Used() >= int64(n.cfg.Memory.MaxCalls)*1024
+	})
+	_, err := client.Check(ctx, check)
+	expect.NoError(t, err, "while strangers read no answer")
+}
