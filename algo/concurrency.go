@@ -496,9 +496,13 @@ func (v vector) ensure(a *Arena, i uint32) bool {
 	return true
 }
 
-// grow doubles the only block, or makes it the first chunk under a root.
+// grow doubles the only block, or makes it the first chunk under a root. It returns false when there is a root already,
+// or when memory does not suffice.
 func (v vector) grow(a *Arena) bool {
 	n := v.len()
+	if n == MaxLeases {
+		return false
+	}
 	words := min(max(4, 4*int(n)), MaxBlock)
 	r, ok := a.Alloc(words)
 	if !ok {

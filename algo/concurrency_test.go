@@ -245,6 +245,31 @@ func TestManyLeases(t *testing.T) {
 		"leases outlive their time")
 }
 
+// TestMostLeases: a state with as many leases as it can hold refuses another one until one is released.
+func TestMostLeases(t *testing.T) {
+	ls, a := Limits{{Algorithm: Concurrency, Limit: MaxLimit, Window: time.Hour}}, NewArena(&testBudget{1 << 26})
+	s := make(State, ls.Words())
+	ls.Init(s, Instant{})
+	acquire := func() (Decision, error) { return ls.Decide(a, s, Instant{}, Request{Cost: 1, Nonce: 1}, nil) }
+	var last uint64
+	for range MaxLeases {
+		d, err := acquire()
+		must.NoError(t, err)
+		last = d.Lease
+	}
+	used := a.Bytes()
+	for range 2 {
+		must.ErrorIs(t, expect.Err(acquire()), ErrNoMemory)
+		must.ErrorIs(t, ls.Charge(a, s, Instant{}, 1), ErrNoMemory)
+	}
+	expect.Equal(t, a.Bytes(), used, "bytes after a refusal")
+	must.True(t, ls.Release(a, s, Instant{}, last), "not released")
+	expect.True(t, must.Value(acquire())(t).Allowed, "refused after a release")
+	expect.Equal(t, ls.Used(a, s, Instant{}, 0), MaxLeases, "in use")
+	ls.Free(a, s)
+	expect.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
+}
+
 func TestUnlimitedLeases(t *testing.T) {
 	ls := Limits{{Algorithm: Concurrency, Limit: Unlimited, Window: time.Minute}}
 	a, s := NewArena(nil), make(State, ls.Words())

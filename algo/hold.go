@@ -114,11 +114,12 @@ func (hs Holds) Lose() { clear(hs) }
 
 // Remove returns hs without hold i, the units of which stay charged as they are.
 func (hs Holds) Remove(i int) Holds {
-	if before := hs.newest(i); before != nil {
-		for k, m := range hs[i] {
-			if m.low {
-				before[k].lower(m.n, m.rest)
-			}
+	for k, m := range hs[i] {
+		if !m.low {
+			continue
+		}
+		if before := hs.newest(i); before != nil {
+			before[k].lower(m.n, m.rest)
 		}
 	}
 	return slices.Delete(hs, i, i+1)

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/varint"
 )
 
@@ -25,7 +26,7 @@ import (
 // with what is left of the chunk. After an error the copy is of no use, and must be fetched anew.
 //
 // This process's disk may follow the copy. So an item that changes records, answers or losses is followed by a note
-// function or unsave (saved.go), unless it is for the staging area.
+// function or untell, unless it is for the staging area.
 
 // applyHold is how many items Apply applies while it holds a shard's lock.
 const applyHold = 256
@@ -203,8 +204,8 @@ func (a *apply) gone() error {
 		if i < 0 {
 			return nil
 		}
-		if !a.staged {
-			a.sh.unsave(a.part, a.sh.record(a.to.ref(slots[i])))
+		if !a.staged && a.part.saved {
+			a.sh.noteGone(a.part, a.sh.record(a.to.ref(slots[i])), ownership.Disk)
 		}
 		a.sh.dropWhole(a.to, slots[i]) // may move the others
 	}
@@ -385,8 +386,8 @@ func (a *apply) state(of kept, k Key, data []byte) (record, error) {
 		// Keep a rule that is equal: otherwise this process's next decision would change it back.
 		if old := a.sh.record(t.ref(slot)).spec.rule; old != rule && !same(old, rule) {
 			_, err = a.sh.adopt(a.to, slot, rule, a.now) // the reservations lose their holds, which come with the state
-			if err == nil && !a.staged && old.Persist && !rule.Persist {
-				a.sh.unsave(a.part, a.sh.record(t.ref(slot)))
+			if err == nil && !a.staged {
+				a.sh.untell(a.part, a.sh.record(t.ref(slot)), old)
 			}
 		}
 	}

@@ -320,3 +320,41 @@ func TestVersionOfEachChange(t *testing.T) {
 		before = own()
 	}
 }
+
+// TestTwoHashesOfOneKey: a key that comes under two hashes, of which a member that keeps to the protocol knows one, has
+// the reservations and loans of one of its records.
+func TestTwoHashesOfOneKey(t *testing.T) {
+	bucket := algo.Limit{Algorithm: algo.TokenBucket, Limit: 200, Window: minute}
+	one, two := rule("p", bucket), rule("p", log(300, minute), bucket)
+	for _, merge := range []bool{false, true} {
+		s := New(Config{Shut: true})
+		k := s.key("p", "k")
+		for i, r := range []*Rule{one, two, one} {
+			k.Hash++
+			from := New(Config{})
+			from.Attach(0, ownership.Backup, true)
+			must.Value(from.Decide(k, r, at(0), reserveFor(uint64(i+1), 2, minute), nil))(t)
+			lent := must.Value(from.Lend(k, r, at(0), Borrow{ID: algo.LoanID{Borrower: 1}, Want: 20}))(t)
+			must.True(t, lent.OnLoan > 0, "nothing is lent")
+			chunk, _, _ := from.Drain(0, ownership.Backup, at(0), 1<<20)
+			must.NoError(t, s.Apply(0, merge, at(0), chunk))
+			if merge {
+				must.NoError(t, s.Merge(0, at(0)))
+			}
+		}
+		s.Attach(0, ownership.Target, true)
+		s.Drain(0, ownership.Target, at(0), 1<<20)
+		s.Open(0)
+		for range 3 {
+			for i, r := range []*Rule{one, two, one} {
+				decide(t, s, r, "k", at(1), cost(1))
+				must.Value(s.Decide(k, r, at(1), cost(1), nil))(t)
+				must.NoError(t, expect.Err(s.Settle(k, r, at(1), Settlement{ID: reservationOf(uint64(i + 1))})))
+			}
+			k.Hash--
+		}
+		s.Sweep(at(time.Hour), 1)
+		expect.Equal(t, s.Stats().Reservations, 0, "reservations are left")
+		accounted(t, s)
+	}
+}

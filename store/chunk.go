@@ -42,10 +42,9 @@ const (
 	// itemRule: scope, the caller to whose account the records are counted, limits, durability (a byte), strict,
 	// persist, ban. Later items name the rule by its index; the first rule of the chunk has index 0.
 	itemRule = 5
-	// itemKey: index of the rule, hash, key; units that are owed (escrow.go); state; number of
-	// its reservations, and id (16 bytes), units, time left, once, release and caller of each, the fields of
-	// reservation; if there are any, their holds (algo.Limits.AppendHolds); loans (algo.Loans.Append); the time that is
-	// left of its ban, 0 for none.
+	// itemKey: index of the rule, hash, key; units that are owed (escrow.go); state; number of its reservations, and id
+	// (16 bytes), units, time left, once, release and caller of each, the fields of reservation; if there are any, their
+	// holds (algo.Limits.AppendHolds); loans (algo.Loans.Append); the time that is left of its ban, 0 for none.
 	itemKey = 6
 	// itemGone: hash, number of records that the holder has under it, and scope and key of each. The copy must drop all
 	// other records of the hash.
@@ -280,7 +279,7 @@ func (d *drain) key(t turn) {
 	d.out = append(d.out, itemGone)
 	d.out = appendWord(d.out, t.hash)
 	slots = slices.DeleteFunc(slots, func(slot uint32) bool {
-		return d.f.disk && !d.f.knows(d.sh.record(d.part.ref(slot)).spec.rule)
+		return !d.f.knows(d.sh.record(d.part.ref(slot)).spec.rule)
 	})
 	d.out = appendUint(d.out, uint64(len(slots)))
 	for _, slot := range slots {

@@ -349,13 +349,14 @@ func (sh *shard) adopted(part *partition, slot uint32, rule *Rule, now algo.Inst
 	if r.spec.rule == rule {
 		return r, nil
 	}
-	persisted := r.spec.rule.Persist
+	old := r.spec.rule
 	changed, err := sh.adopt(&part.content, slot, rule, now)
 	if r = sh.record(part.ref(slot)); changed {
 		sh.note(part, r, 0)
-	}
-	if changed && persisted && !rule.Persist {
-		sh.unsave(part, r)
+		sh.untell(part, r, old)
+		if rule.Durability == None {
+			sh.endAdvance(part, r.hash(), r.id())
+		}
 	}
 	return r, err
 }

@@ -53,7 +53,8 @@ type advance struct {
 		version uint64
 		granted int64
 	}
-	n int
+	n       int
+	allowed int64 // by the last message
 }
 
 // advances has the advances of one partition.
@@ -89,6 +90,7 @@ func (a *advance) covered() int64 {
 // told notes a message that allows so many units beyond those charged so far.
 func (a *advance) told(version uint64, allowed int64) {
 	granted := a.granted + allowed
+	a.allowed = allowed
 	if a.n == len(a.covers) {
 		a.n--
 		granted = min(granted, a.covers[a.n].granted)
@@ -180,11 +182,11 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 		a := all.by[of]
 		a.settle(f.confirmed)
 		switch {
-		case a.n == 1 && a.covers[0].granted <= a.granted:
+		case a.n == 1 && a.allowed == 0:
 			delete(all.by, of)
 			sh.budget.Give(advanceBytes + of.size())
-		case a.covers[a.n-1].granted <= a.granted:
-			// The last message allows nothing more; its confirmation has not come yet.
+		case a.allowed == 0:
+			// The confirmation of the last message has not come yet.
 		default:
 			if slot, ok := sh.find(&part.table, a.hash, of.scope, of.key); ok {
 				r := sh.record(part.ref(slot))

@@ -291,3 +291,36 @@ func TestNothingOwedAfterALoss(t *testing.T) {
 	d = decide(t, copied, r, "k", at(61*time.Second), cost(0))
 	expect.Equal(t, d.Remaining, 100, "are left of 100 when all is over")
 }
+
+// TestAllowanceOfMissedMessages: an allowance is given back also if the backup has confirmed late, and the key has used
+// up what earlier messages allowed.
+func TestAllowanceOfMissedMessages(t *testing.T) {
+	for _, move := range []bool{false, true} {
+		r := rule("p", window(100, time.Hour)).under(Escrow)
+		holder, copied, l := followed(t)
+		for range 5 {
+			for range 5 {
+				decide(t, holder, r, "k", at(0), cost(1))
+			}
+			l.drain(0)
+		}
+		staged := false
+		for len(l.queue) > 0 {
+			l.deliver(t, 0, &staged)
+		}
+		now := 2 * quietAfter
+		if move {
+			now = 0
+			holder.Shut(0)
+		}
+		for range 3 {
+			l.sync(t, now, false)
+			now += quietAfter
+		}
+		_, part := copied.at(0)
+		expect.True(t, len(part.extras.owed) == 0, "move %v: the copy counts %v as spent ahead", move, part.extras.owed)
+		_, part = holder.at(0)
+		expect.True(t, len(part.role.advances.by) == 0, "move %v: an allowance is left", move)
+		accounted(t, holder)
+	}
+}

@@ -173,6 +173,27 @@ func (sh *shard) note(part *partition, r record, mark uint64) {
 	}
 }
 
+// untell makes it pending that followers are to forget a record that they were told of under its old rule, and are not
+// told of under the present one.
+func (sh *shard) untell(part *partition, r record, old *Rule) {
+	if !part.tells(old) {
+		return
+	}
+	for slot, f := range part.role.followers {
+		if f != nil && f.knows(old) && !f.knows(r.spec.rule) {
+			sh.noteGone(part, r, ownership.Slot(slot))
+		}
+	}
+}
+
+// noteGone makes it pending that one follower is to forget a record.
+func (sh *shard) noteGone(part *partition, r record, slot ownership.Slot) {
+	r.clear((pendingFlag | wholeFlag) << slot)
+	part.extras.bump()
+	part.follower(slot).push(turn{hash: r.hash()}, &sh.budget)
+	part.recount()
+}
+
 func (a *extras) bump() {
 	if a != nil {
 		a.version++

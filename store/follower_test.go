@@ -1191,3 +1191,35 @@ func TestReloadTellsKeptKeys(t *testing.T) {
 	take(backup, at(0))
 	expect.Equal(t, decide(t, backup, kept, "k", at(0), cost(0)).Remaining, 80, "are left on the backup")
 }
+
+// TestReloadForgetsUncopiedKeys: once a reload has brought a key under a durability of None, the backup has neither the
+// key nor its reservations and allowance.
+func TestReloadForgetsUncopiedKeys(t *testing.T) {
+	for _, d := range []Durability{Async, Escrow, Sync} {
+		none := rule("p", log(100, minute)).under(None)
+		holder, backup := New(Config{}), New(Config{Shut: true})
+		l := newLink(holder, backup, ownership.Backup)
+		l.attach(false)
+		for staged := true; staged; {
+			l.drain(0)
+			l.deliver(t, 0, &staged)
+		}
+		kept := releasing(d, log(100, minute))
+		decide(t, holder, kept, "k", at(0), reserveFor(1, 3, time.Second))
+		decide(t, holder, kept, "k", at(0), cost(1))
+		l.sync(t, 0, false)
+		must.True(t, backup.Stats().Keys == 1 && backup.Stats().Reservations == 1, "%v: not copied", d)
+		holder.Reconcile(func() algo.Instant { return at(0) }, func(string, []byte) *Rule { return none })
+		for _, now := range []time.Duration{0, 2 * quietAfter} {
+			l.sync(t, now, false)
+			holder.Sweep(at(now), 1)
+		}
+		st := backup.Stats()
+		expect.True(t, st.Keys == 0 && st.Reservations == 0, "%v: the backup has %+v", d, st)
+		_, part := holder.at(0)
+		expect.True(t, len(part.role.advances.by) == 0, "%v: an allowance is left", d)
+		expect.Equal(t, decide(t, holder, none, "k", at(0), cost(0)).Remaining, 99, "%v: are left on the holder", d)
+		accounted(t, holder)
+		accounted(t, backup)
+	}
+}

@@ -59,15 +59,18 @@ func (c *content) ensureLoans(r record) *lent {
 	if l := c.loansOf(r); l != nil {
 		return l
 	}
-	side := c.ensureExtras()
+	side, of := c.ensureExtras(), r.id()
 	if side.lent == nil {
 		side.lent = make(map[stateID]*lent)
 	}
-	of := r.id()
-	of.scope = strings.Clone(of.scope)
-	l := &lent{of: of, hash: r.hash()}
-	side.lent[of] = l
 	r.set(lentFlag)
+	// A record without lentFlag may have loans if a chunk had the key under a hash that is not its own.
+	l := side.lent[of]
+	if l == nil {
+		of.scope = strings.Clone(of.scope)
+		l = &lent{of: of, hash: r.hash()}
+		side.lent[of] = l
+	}
 	return l
 }
 

@@ -77,8 +77,8 @@ type pending struct {
 
 // charges returns the indices of a reservation and its extensions, in the order in which they were charged. It returns
 // none if the reservation is not pending, or if the id is that of an extension.
-func (r *reservations) charges(of stateID, id ReservationID, now int64) (p *pending, charges []int) {
-	if p = r.by[of]; p == nil {
+func (r *reservations) charges(of stateID, hash uint64, id ReservationID, now int64) (p *pending, charges []int) {
+	if p = r.by[of]; p == nil || p.hash != hash {
 		return nil, nil
 	}
 	for i := range p.list {
@@ -92,6 +92,9 @@ func (r *reservations) charges(of stateID, id ReservationID, now int64) (p *pend
 // put adds the newest reservation of a state. It does not check the bounds, which beforeReservation has done. It keeps a
 // copy of the key's text.
 func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold, b *shardBudget) {
+	if p := r.by[of]; p != nil && p.hash != hash {
+		r.forget(of, b) // a chunk had the key under a hash that is not its own: only one record has reservations
+	}
 	if r.count == 0 || e.until < r.first {
 		r.first = e.until
 	}
@@ -128,7 +131,10 @@ func (c *content) reserved(r record) *pending {
 	if c.extras == nil || c.extras.reservations.count == 0 {
 		return nil
 	}
-	return c.extras.reservations.by[stateID{r.spec.rule.Scope, string(r.key)}]
+	if p := c.extras.reservations.by[stateID{r.spec.rule.Scope, string(r.key)}]; p != nil && p.hash == r.hash() {
+		return p
+	}
+	return nil
 }
 
 // remove drops the i-th reservation of a state. Its units stay charged.

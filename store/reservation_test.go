@@ -30,7 +30,7 @@ func TestExtend(t *testing.T) {
 	a = must.Value(extend(time.Second, call(3, 0)))(t)
 	expect.True(t, a.Allowed && a.Granted == 3 && a.Remaining == 3 && a.Reservation == id, "%+v", a)
 	_, held := s.at(k.Partition)
-	_, parts := held.extras.reservations.charges(stateID{"p", "k"}, id, int64(10*time.Second))
+	_, parts := held.extras.reservations.charges(stateID{"p", "k"}, k.Hash, id, int64(10*time.Second))
 	expect.True(t, len(parts) == 0, "a refused extension, and one without a time, prolonged it")
 	// Time alone, and with units.
 	a = must.Value(extend(9*time.Second, call(0, time.Minute)))(t)

@@ -6,7 +6,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A reset drops a key's record with its ban, its request ids, its reservations and its escrow allowance. A record with units on loan stays, with a fresh state: a borrower may still spend them.
+// A reset drops a key's record with its ban, its request ids, its reservations and its escrow allowance. A record with
+// units on loan stays, with a fresh state: a borrower may still spend them.
 
 // Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were
 // charged is gone. What is on loan stays so.

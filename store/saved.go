@@ -51,17 +51,6 @@ func (s *Store) Safe(p int) (version uint64) {
 	return version
 }
 
-// unsave makes it pending that the disk is to forget a record, whose rule has lost its Persist.
-func (sh *shard) unsave(part *partition, r record) {
-	if !part.saved {
-		return
-	}
-	r.clear((pendingFlag | wholeFlag) << ownership.Disk)
-	part.extras.bump()
-	part.disk().push(turn{hash: r.hash()}, &sh.budget)
-	part.recount()
-}
-
 // skipAnswer has the disk pass over the newest answer, whose turn is next if it is remembered, where its rule has no
 // Persist and no earlier one is pending: such answers cost the disk nothing.
 func (p *partition) skipAnswer(persist bool, next uint64) {

@@ -28,7 +28,7 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 		return ErrNotPending
 	}
 	all := &part.extras.reservations
-	reserved, charges := all.charges(p.id(), call.Reservation, now.Mono)
+	reserved, charges := all.charges(p.id(), p.k.Hash, call.Reservation, now.Mono)
 	if len(charges) == 0 {
 		return ErrNotPending
 	}
@@ -58,7 +58,7 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 	}
 	if answer.Allowed {
 		err := sh.existing(part, p.k, p.rule, now, func(record) bool {
-			reserved, charges = all.charges(p.id(), call.Reservation, now.Mono)
+			reserved, charges = all.charges(p.id(), p.k.Hash, call.Reservation, now.Mono)
 			for _, i := range charges {
 				reserved.list[i].until = until
 			}
@@ -123,7 +123,7 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant,
 	of := stateID{rule.Scope, k.Key}
 	sh.expireReservationsOn(part, &k, rule, now)
 	all := &part.extras.reservations
-	reserved, charges := all.charges(of, how.ID, now.Mono)
+	reserved, charges := all.charges(of, k.Hash, how.ID, now.Mono)
 	if len(charges) == 0 {
 		return sh.settledBefore(part, k, rule, now, how), nil
 	}

@@ -33,8 +33,8 @@ import (
 // Folder is the folder of the counters in the data directory.
 const Folder = "counters"
 
-// format is the version of the format on disk. A directory with a later format is rejected.
-const format = 1
+// format is the version of the format on disk, chunks included. A directory with another format is rejected.
+const format = 2
 
 // Config configures a Disk.
 type Config struct {
@@ -199,6 +199,9 @@ func (d *Disk) identify() (fresh bool, err error) {
 	switch {
 	case was.Format > format:
 		return false, fmt.Errorf("has format %d of a later version of weir; this one writes %d", was.Format, format)
+	case was.Format < format:
+		return false, fmt.Errorf("has format %d of an earlier version of weir, and this one reads %d: "+
+			"remove this folder to start without the counters", was.Format, format)
 	case was.Cluster != d.cfg.Cluster:
 		return false, errors.New("is of another cluster, or of another secret")
 	case was.Name != d.cfg.Name:

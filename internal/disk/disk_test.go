@@ -196,16 +196,19 @@ func TestStrangers(t *testing.T) {
 	}
 	r.open()
 	expect.Equal(t, string(must.Value(r.d.Key([]byte("second")))(t)), "first")
-	r.d.head.Format = format + 1
-	must.NoError(t, r.d.save())
 	r.close()
-	_, err := Open(r.cfg)
-	expect.ErrorContains(t, err, "of a later version")
+	for want, other := range map[string]int{"of a later version": format + 1, "of an earlier version": format - 1} {
+		r := newRig(t, vfs.NewMem()).open()
+		r.d.head.Format = other
+		must.NoError(t, r.d.save())
+		r.close()
+		expect.ErrorContains(t, expect.Err(Open(r.cfg)), want)
+	}
 
 	r = newRig(t, nil)
 	r.cfg.Dir = t.TempDir()
 	r.open()
-	_, err = Open(r.cfg)
+	_, err := Open(r.cfg)
 	expect.ErrorContains(t, err, "lock")
 	r.close()
 	r.cfg.Dir = filepath.Join(t.TempDir(), "file")
@@ -416,6 +419,6 @@ func TestHead(t *testing.T) {
 	r := newRig(t, vfs.NewMem()).open()
 	var got map[string]any
 	must.NoError(t, json.Unmarshal(must.Value(r.d.get(headKey))(t), &got))
-	expect.Equal(t, fmt.Sprint(got["Name"], got["Cluster"], got["Format"]), "ac1")
+	expect.Equal(t, fmt.Sprint(got["Name"], got["Cluster"], got["Format"]), fmt.Sprint("ac", format))
 	r.close()
 }
