@@ -253,31 +253,6 @@ func BenchmarkCheck(b *testing.B) {
 	decideAll(b, l, []limit.Check{named("p", "some-user-4711", 1)})
 }
 
-func BenchmarkCheckParallel(b *testing.B) {
-	l := started(b, Config{Policies: policies(b,
-		`policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]`)})
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		ctx, checks, results := b.Context(), []limit.Check{named("p", "some-user", 1)}, make([]limit.Result, 1)
-		for i := 0; pb.Next(); i++ {
-			checks[0].Key = keys[i%len(keys)]
-			if err := l.CheckTo(ctx, checks, nil, results); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-}
-
-func BenchmarkBatch100(b *testing.B) {
-	l := started(b, Config{Policies: policies(b,
-		`policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
-	var checks []limit.Check
-	for i := range 100 {
-		checks = append(checks, named("p", keys[i], 1))
-	}
-	decideAll(b, l, checks)
-}
-
 var keys = func() (list []string) {
 	for i := range 1000 {
 		list = append(list, fmt.Sprintf("user-%d", i))

@@ -13,40 +13,6 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// untraced is a Tracer of calls that are not traced.
-type untraced struct{ asked int }
-
-func (u *untraced) Start(ctx context.Context, _ string) (context.Context, Span) {
-	u.asked++
-	return ctx, nil
-}
-func (*untraced) Continue(string, string) Span { return nil }
-func (*untraced) Below(string, string) Span    { return nil }
-
-// TestUntracedCallsCostNothing: neither without a Tracer nor with one does a call that is not traced allocate for it.
-func TestUntracedCallsCostNothing(t *testing.T) {
-	set := must.Value(policy.Parse("p.yaml",
-		[]byte(`policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1m}]`)))(t)
-	allocations := func(tracer Tracer) float64 {
-		l := started(t, Config{Policies: set, Tracer: tracer})
-		checks := []limit.Check{{Target: onPolicy("p", "alice"), Cost: 1}}
-		ops := []*Op{{Kind: OpCheck, Check: new(checks[0])}}
-		return testing.AllocsPerRun(500, func() {
-			if r, err := l.Check(t.Context(), checks); err != nil || !r[0].Allowed {
-				t.Fatalf("%+v, %v", r, err)
-			}
-			ops[0].Outcome = Outcome{}
-			if rest := l.Receive(ops); rest != nil || !ops[0].Decision.Allowed {
-				t.Fatalf("%+v", ops[0].Outcome)
-			}
-		})
-	}
-	var tracer untraced
-	without, with := allocations(nil), allocations(&tracer)
-	expect.True(t, tracer.asked != 0, "the Tracer was never asked")
-	expect.True(t, with <= without, "%v allocations with a Tracer, %v without", with, without)
-}
-
 // spans notes what a Tracer is told, with a span's name and number as its Context.
 type spans struct {
 	begun []string
