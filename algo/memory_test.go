@@ -228,36 +228,6 @@ func BenchmarkLog(b *testing.B) {
 	}
 }
 
-func BenchmarkSnapshot(b *testing.B) {
-	ls, a := Limits{{Algorithm: SlidingLog, Limit: 100_000, Window: time.Minute}}, NewArena(nil)
-	s := make(State, ls.Words())
-	ls.Init(s, Instant{})
-	var now Instant
-	for range 100_000 {
-		now.Mono += int64(time.Minute) / 100_001
-		if _, err := ls.Decide(a, s, now, Request{Cost: 1}, nil); err != nil {
-			b.Fatal(err)
-		}
-	}
-	data := ls.Append(nil, a, s, now)
-	b.Run("append", func(b *testing.B) {
-		b.SetBytes(int64(len(data)))
-		for b.Loop() {
-			data = ls.Append(data[:0], a, s, now)
-		}
-	})
-	b.Run("restore", func(b *testing.B) {
-		b.SetBytes(int64(len(data)))
-		u := make(State, ls.Words())
-		for b.Loop() {
-			if _, err := ls.Restore(a, u, now, data); err != nil {
-				b.Fatal(err)
-			}
-			ls.Free(a, u)
-		}
-	})
-}
-
 // TestLogAfterCancels: reservations that were cancelled leave no segments, though an old unit stays in the log.
 func TestLogAfterCancels(t *testing.T) {
 	const batch = 300
