@@ -68,7 +68,7 @@ func TestTraced(t *testing.T) {
 	expect.True(t, len(got) == 3 && got[0].Result == "allowed" && got[1].Result == "refused" &&
 		got[2].Result == "error" && got[0].Policy == "p" && got[0].Operation == "check" && got[0].Term != "" &&
 		got[0].Partition != 0, "%+v", got)
-	must.Value(l.Check(t.Context(), make1000(check("p"))))(t)
+	must.Value(l.Check(t.Context(), slices.Repeat([]limit.Check{check("p")}, limit.MaxBatch)))(t)
 	n := len(s.ended["decide1"])
 	expect.True(t, n == maxTraced, "a span is told of %d checks, want %d", n, maxTraced)
 
@@ -137,12 +137,4 @@ func TestTracedBatch(t *testing.T) {
 			t.Error("a batch that is used again has traces")
 		}
 	})
-}
-
-func make1000(c limit.Check) []limit.Check {
-	out := make([]limit.Check, limit.MaxBatch)
-	for i := range out {
-		out[i] = c
-	}
-	return out
 }
