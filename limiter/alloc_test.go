@@ -29,7 +29,7 @@ func TestNoAllocations(t *testing.T) {
 	for name, checks := range map[string][]limit.Check{
 		"bucket":   {named("bucket", "k", 1)},
 		"log":      {named("log", "k", 1)},
-		"peek":     {named("log", "k", 0)},
+		"peek":     {named("log", "peeked", 1), named("log", "peeked", 0)}, // of a state that is there
 		"override": {named("over", "partner:k", 1)},
 		"inline":   {{Target: limit.Target{Limit: &inline, Key: "k"}, Cost: 1}},
 		"warned":   {named("warned", "k", 1)},
