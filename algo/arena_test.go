@@ -82,24 +82,6 @@ func TestArena(t *testing.T) {
 	expect.True(t, n <= maxSpares && liveBlocks(a) == 0, "%d pages held for nothing", n)
 }
 
-func TestArenaMisuse(t *testing.T) {
-	a := NewArena(nil)
-	r, _ := a.Alloc(5)
-	for name, misuse := range map[string]func(){
-		"no words":       func() { a.Alloc(0) },
-		"too many words": func() { a.Alloc(MaxBlock + 1) },
-		"another size":   func() { a.Free(r, 50) },
-		"freed twice":    func() { a.Free(r, 5); a.Free(r, 5) },
-	} {
-		func() {
-			defer func() {
-				expect.True(t, recover() != nil, "%s: no panic", name)
-			}()
-			misuse()
-		}()
-	}
-}
-
 // fill takes all of an arena's budget, so that nothing that needs a page goes on, and all room in pages there are.
 func fill(a *Arena) (undo func()) {
 	type block struct {
@@ -176,19 +158,6 @@ func TestNoMemoryChargesNothing(t *testing.T) {
 			must.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
 		}
 	}
-}
-
-// TestNoMemoryTrims: what the first limit had reserved when the second was refused does not stay with an idle state.
-func TestNoMemoryTrims(t *testing.T) {
-	ls := Limits{{Algorithm: SlidingLog, Limit: 2, Window: sec}, {Algorithm: SlidingLog, Limit: 5, Window: time.Minute}}
-	a, s := NewArena(&testBudget{PageBytes}), make(State, ls.Words())
-	ls.Init(s, Instant{})
-	_, ok := a.Alloc(3)
-	must.True(t, ok, "no memory") // the only page is for blocks such as the first limit's
-	_, err := ls.Decide(a, s, Instant{}, Request{Cost: 1}, nil)
-	must.Equal(t, err, ErrNoMemory)
-	n := liveBlocks(a)
-	expect.True(t, n == 1 && ls.Idle(a, s, Instant{}), "%d blocks in use", n)
 }
 
 // TestNoMemoryDenied: a refusal stands even if it cannot be counted.

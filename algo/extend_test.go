@@ -155,44 +155,6 @@ func TestReplicaLate(t *testing.T) {
 	expect.True(t, extensions >= 5*rounds, "only %d extensions in %d rounds", extensions, rounds)
 }
 
-// TestReplicaOrder: what was longer on the way than what came after it holds that back as well, and nothing more.
-func TestReplicaOrder(t *testing.T) {
-	ls := Limits{{Algorithm: SlidingLog, Limit: 3, Window: time.Second}}
-	o, c := newReplica(ls, Instant{}), newReplica(ls, Instant{})
-	send := func(at, arrives time.Duration, mark uint64) uint64 {
-		o.ask(t, Instant{Mono: int64(at)}, 1)
-		c.extend(t, Instant{Mono: int64(arrives)}, ls.AppendSince(nil, o.a, o.s, Instant{Mono: int64(at)}, mark))
-		return ls.Mark(o.s)
-	}
-	mark := send(100*ms, 900*ms, 0)
-	mark = send(200*ms, 900*ms, mark) // 700 ms, and not before the first
-	send(950*ms, 960*ms, mark)
-	got := logEvents(&ls[0], c.a, c.s[1:])
-	want := []event{{int64(900 * ms), 2}, {int64(960 * ms), 1}}
-	expect.Equal(t, fmt.Sprint(got), fmt.Sprint(want), "entries %d, want %d", got, want)
-}
-
-// TestReplicaTicks: what does not lie on the copy's own ticks, of 32 ns here, goes to the next, not beyond now's.
-func TestReplicaTicks(t *testing.T) {
-	ls := Limits{{Algorithm: SlidingLog, Limit: 9, Window: time.Minute}}
-	o, c := newReplica(ls, Instant{}), newReplica(ls, Instant{})
-	mark := uint64(0)
-	for _, e := range []struct{ at, arrives int64 }{
-		{64, 74},   // 74, whence the copy's ticks
-		{96, 106},  // 106
-		{128, 139}, // 139: 170
-		{160, 200}, // 200: 202
-		{250, 251}, // 256 at 250, and so 257 at 251: 266, the tick of 251
-	} {
-		o.ask(t, Instant{Mono: e.at}, 1)
-		c.extend(t, Instant{Mono: e.arrives}, ls.AppendSince(nil, o.a, o.s, Instant{Mono: e.at}, mark))
-		mark = ls.Mark(o.s)
-	}
-	got := logEvents(&ls[0], c.a, c.s[1:])
-	want := "[{74 1} {106 1} {170 1} {202 1} {266 1}]"
-	expect.Equal(t, fmt.Sprint(got), want, "entries %d", got)
-}
-
 // TestMark is what a mark survives, and how much is written then.
 func TestMark(t *testing.T) {
 	log := Limit{Algorithm: SlidingLog, Limit: 1000, Window: time.Minute}
@@ -392,26 +354,4 @@ func TestExtendLongLog(t *testing.T) {
 	}
 	got, want := c.contents(now), r.contents(now)
 	expect.Equal(t, got, want, "the copy differs")
-}
-
-// TestExtendAfterUnequalCharges: a charge regardless of room that only the first of two logs can count reaches the
-// copy.
-func TestExtendAfterUnequalCharges(t *testing.T) {
-	ls := Limits{{Algorithm: SlidingLog, Limit: 10, Window: time.Second},
-		{Algorithm: SlidingLog, Limit: 1, Window: time.Second}}
-	a := NewArena(nil)
-	s, copied := make(State, ls.Words()), make(State, ls.Words())
-	ls.Init(s, Instant{})
-	ls.Init(copied, Instant{})
-	var mark uint64
-	for _, step := range []struct{ cost, room int64 }{{2, 8}, {3, 5}} {
-		must.Value(ls.Decide(a, s, Instant{}, Request{Cost: step.cost, Always: true}, nil))(t)
-		rest, err := ls.Extend(a, copied, Instant{}, ls.AppendSince(nil, a, s, Instant{}, mark))
-		must.True(t, err == nil && len(rest) == 0, "%v %v", rest, err)
-		mark = ls.Mark(s)
-		each := make([]Decision, 2)
-		if _, err := ls.Decide(a, copied, Instant{}, Request{}, each); err != nil || each[0].Remaining != step.room {
-			t.Errorf("the copy has room for %d, want %d (%v)", each[0].Remaining, step.room, err)
-		}
-	}
 }

@@ -1,7 +1,6 @@
 package algo
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -203,26 +202,6 @@ func TestJoinWindows(t *testing.T) {
 		got := ls.Used(a, u, end, 0)
 		expect.True(t, got == 0, "%v: %d in use when the later windows have ended", l.Algorithm, got)
 	}
-}
-
-// TestJoinTicks: what does not lie on the ticks of the side with the newest entry goes to the next one.
-func TestJoinTicks(t *testing.T) {
-	ls := Limits{{Algorithm: SlidingLog, Limit: 9, Window: time.Minute}}
-	r, there := newReplica(ls, Instant{}), newReplica(ls, Instant{})
-	for _, at := range []int64{64, 64, 64, 64, 128} {
-		r.ask(t, Instant{Mono: at}, 1)
-	}
-	for _, at := range []int64{32, 128, 160} {
-		there.ask(t, Instant{Mono: at}, 1)
-	}
-	// What was at 160 there is at 167 here.
-	u := make(State, ls.Words())
-	must.Value(ls.Restore(r.a, u, Instant{Mono: 167}, ls.Append(nil, there.a, there.s, Instant{Mono: 160})))(t)
-	must.Value(ls.Decide(r.a, u, Instant{Mono: 190}, Request{Cost: 1}, nil))(t) // 199
-	must.NoError(t, ls.Join(r.a, r.s, Instant{Mono: 191}, u))
-	got := logEvents(&ls[0], r.a, r.s[1:])
-	want := "[{71 2} {135 1} {167 1} {199 1}]"
-	expect.Equal(t, fmt.Sprint(got), want, "entries %d", got)
 }
 
 // TestJoinCalendar: of the same window the larger count, and an earlier one is forgotten.
@@ -472,25 +451,4 @@ func TestJoinLeasesNoMemory(t *testing.T) {
 	ls.Free(a, u)
 	n := liveBlocks(a)
 	expect.True(t, n == 0 && ls.Used(a, s, Instant{}, 0) == 0, "%d blocks are nobody's", n)
-}
-
-// TestJoinManyLeases: of many leases that had to move each is found.
-func TestJoinManyLeases(t *testing.T) {
-	const n = 2000
-	ls, a := Limits{{Algorithm: Concurrency, Limit: MaxLimit, Window: time.Hour}}, NewArena(nil)
-	states := []State{make(State, ls.Words()), make(State, ls.Words())}
-	var ids []uint64
-	r := rand.New(rand.NewPCG(1, 1))
-	for _, s := range states {
-		ls.Init(s, Instant{})
-		for range n {
-			d := must.Value(ls.Decide(a, s, Instant{}, Request{Cost: 1, Nonce: r.Uint64()}, nil))(t)
-			ids = append(ids, d.Lease)
-		}
-	}
-	must.NoError(t, ls.Join(a, states[0], Instant{}, states[1]))
-	for i, id := range ids {
-		must.True(t, ls.Release(a, states[0], Instant{}, id), "lease %d is lost", i)
-	}
-	expect.Equal(t, fmt.Sprint(ls.Used(a, states[0], Instant{}, 0)), "0", "used")
 }

@@ -203,40 +203,6 @@ func TestLedgers(t *testing.T) {
 	}
 }
 
-// TestSeveral is the rule of all or none, and which of the limits speaks.
-func TestSeveral(t *testing.T) {
-	ls := Limits{
-		{Algorithm: SlidingLog, Limit: 10, Window: sec},
-		{Algorithm: FixedWindow, Limit: 15, Window: time.Hour},
-		{Algorithm: SlidingLog, Limit: Unlimited},
-	}
-	a, s, each := NewArena(nil), make(State, ls.Words()), make([]Decision, len(ls))
-	ls.Init(s, Instant{})
-	decide := func(at time.Duration, r Request) Decision {
-		t.Helper()
-		d := must.Value(ls.Decide(a, s, Instant{Mono: int64(at)}, r, each))(t)
-		return d
-	}
-	want := Decision{Allowed: true, Granted: 8, Limit: 10, Remaining: 2, ResetAfter: sec}
-	expect.Equal(t, decide(0, Request{Cost: 8}), want)
-	u := (Decision{Allowed: true, Granted: 8, Limit: Unlimited, Remaining: Unlimited, Tightest: 2})
-	expect.Equal(t, each[2], u, "unlimited")
-	want = Decision{Limit: 10, Remaining: 2, RetryAfter: 900 * ms, ResetAfter: 900 * ms}
-	d := decide(100*ms, Request{Cost: 3})
-	expect.True(t, d == want && each[1].Allowed && each[1].Remaining == 7, "got %+v and %+v, want %+v", d, each, want)
-	want = Decision{Limit: 15, Remaining: 7, RetryAfter: time.Hour - 2*sec, ResetAfter: time.Hour - 2*sec, Tightest: 1}
-	d = decide(2*sec, Request{Cost: 9})
-	expect.True(t, d == want && each[0].Allowed && each[0].Remaining == 10, "got %+v and %+v, want %+v", d, each, want)
-	want = Decision{Limit: 10, Remaining: 10, RetryAfter: Never, Tightest: 0}
-	expect.Equal(t, decide(2*sec, Request{Cost: 11}), want)
-	want = Decision{Allowed: true, Granted: 7, Limit: 15, ResetAfter: time.Hour - 2*sec, Tightest: 1}
-	expect.Equal(t, decide(2*sec, Request{Cost: 20, Partial: true}), want)
-	expect.Equal(t, ls.Refund(a, s, Instant{Mono: int64(2 * sec)}, 12), 12,
-		"given back, want the 12 of the second limit")
-	used := []int64{ls.Used(a, s, Instant{}, 0), ls.Used(a, s, Instant{}, 1), ls.Used(a, s, Instant{}, 2)}
-	expect.True(t, used[0] == 0 && used[1] == 3 && used[2] == 0, "in use: %d, want [0 3 0]", used)
-}
-
 // TestSlidingWindowNarrows lowers a limit across the size at which two counts share a word.
 func TestSlidingWindowNarrows(t *testing.T) {
 	from := Limits{{Algorithm: SlidingWindow, Limit: MaxLimit, Window: time.Minute}}

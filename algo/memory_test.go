@@ -186,76 +186,29 @@ func BenchmarkDecide(b *testing.B) {
 // BenchmarkLog is flat: a full log of a million answers as fast as one of ten, whether it admits or refuses.
 func BenchmarkLog(b *testing.B) {
 	for _, limit := range []int64{10, 100, 1000, 10_000, 100_000, 1_000_000} {
-		ls := Limits{{Algorithm: SlidingLog, Limit: limit, Window: time.Minute}}
-		full := func(b *testing.B) (*Arena, State, Instant) {
-			a, s := NewArena(nil), make(State, ls.Words())
-			ls.Init(s, Instant{})
-			var now Instant
-			for range limit {
-				now.Mono += int64(time.Minute) / limit
-				if _, err := ls.Decide(a, s, now, Request{Cost: 1}, nil); err != nil {
-					b.Fatal(err)
+		each := int64(time.Minute) / limit
+		for _, bb := range []struct {
+			name        string
+			cost, after int64
+		}{{"admit", 1, each + 32}, {"refuse", 1, 0}, {"refuse-half", limit / 2, 0}} {
+			b.Run(fmt.Sprintf("%s/%d", bb.name, limit), func(b *testing.B) {
+				ls, a := Limits{{Algorithm: SlidingLog, Limit: limit, Window: time.Minute}}, NewArena(nil)
+				s, now := make(State, ls.Words()), Instant{}
+				ls.Init(s, now)
+				for range limit {
+					now.Mono += each
+					must.Value(ls.Decide(a, s, now, Request{Cost: 1}, nil))(b)
 				}
-			}
-			b.ReportAllocs()
-			return a, s, now
-		}
-		b.Run(fmt.Sprintf("admit/%d", limit), func(b *testing.B) {
-			a, s, now := full(b)
-			for b.Loop() {
-				now.Mono += int64(time.Minute)/limit + 32
-				if d, _ := ls.Decide(a, s, now, Request{Cost: 1}, nil); !d.Allowed {
-					b.Fatal("refused")
+				b.ReportAllocs()
+				for b.Loop() {
+					now.Mono += bb.after
+					if d, _ := ls.Decide(a, s, now, Request{Cost: bb.cost}, nil); d.Allowed != (bb.after > 0) {
+						b.Fatalf("%+v", d)
+					}
 				}
-			}
-		})
-		b.Run(fmt.Sprintf("refuse/%d", limit), func(b *testing.B) {
-			a, s, now := full(b)
-			for b.Loop() {
-				if d, _ := ls.Decide(a, s, now, Request{Cost: 1}, nil); d.Allowed {
-					b.Fatal("admitted")
-				}
-			}
-		})
-		b.Run(fmt.Sprintf("refuse-half/%d", limit), func(b *testing.B) {
-			a, s, now := full(b)
-			for b.Loop() {
-				if d, _ := ls.Decide(a, s, now, Request{Cost: limit / 2}, nil); d.Allowed {
-					b.Fatal("admitted")
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkSnapshot(b *testing.B) {
-	ls, a := Limits{{Algorithm: SlidingLog, Limit: 100_000, Window: time.Minute}}, NewArena(nil)
-	s := make(State, ls.Words())
-	ls.Init(s, Instant{})
-	var now Instant
-	for range 100_000 {
-		now.Mono += int64(time.Minute) / 100_001
-		if _, err := ls.Decide(a, s, now, Request{Cost: 1}, nil); err != nil {
-			b.Fatal(err)
+			})
 		}
 	}
-	data := ls.Append(nil, a, s, now)
-	b.Run("append", func(b *testing.B) {
-		b.SetBytes(int64(len(data)))
-		for b.Loop() {
-			data = ls.Append(data[:0], a, s, now)
-		}
-	})
-	b.Run("restore", func(b *testing.B) {
-		b.SetBytes(int64(len(data)))
-		u := make(State, ls.Words())
-		for b.Loop() {
-			if _, err := ls.Restore(a, u, now, data); err != nil {
-				b.Fatal(err)
-			}
-			ls.Free(a, u)
-		}
-	})
 }
 
 // TestLogAfterCancels: reservations that were cancelled leave no segments, though an old unit stays in the log.

@@ -375,6 +375,35 @@ func TestLoanOverASuspension(t *testing.T) {
 	mono, wall := int64(time.Hour), int64(time.Hour)
 	l := newLoans(nil, func() (int64, int64) { return mono, wall })
 	key := loanKey{of: "p", key: "k"}
+	holds(t, l, key)
+	wall += int64(2 * algo.LoanTerm)
+	_, _, ok := l.book.Take(key, 1, l.clock)
+	expect.True(t, !ok, "a unit was spent after its term, which passed while the machine was suspended")
+}
+
+// TestAllFromLoans: checks that are allowed together are so from loans only if those have the units for all of them.
+func TestAllFromLoans(t *testing.T) {
+	l := newLoans(nil, systemClocks())
+	holds(t, l, loanKey{of: "p", key: "k"})
+	check := func(key string, n int64) limit.Check {
+		return limit.Check{Target: limit.Target{Policy: "p", Key: key}, Cost: n}
+	}
+	for _, test := range []struct {
+		cs   []limit.Check
+		want bool
+	}{
+		{[]limit.Check{check("k", 60), check("k", 60)}, false},
+		{[]limit.Check{check("k", 1), check("other", 1)}, false},
+		{[]limit.Check{check("k", 5), check("k", 4)}, true},
+	} {
+		var all AllDecision
+		expect.True(t, l.allOf(test.cs, &all) == test.want && all.Allowed == test.want, "%+v: %+v", test.cs, all)
+	}
+}
+
+// holds has l borrow 100 units of key and spend one.
+func holds(t *testing.T, l *loans, key loanKey) {
+	t.Helper()
 	lendable := Decision{Allowed: true, Limit: 1000}
 	for l.book.Loans() == 0 {
 		l.missed(key, 1, &lendable, true)
@@ -384,9 +413,6 @@ func TestLoanOverASuspension(t *testing.T) {
 		[]lend.Answer[*member]{{Number: reports[0].Number, Lent: limit.Lent{Granted: 100, Term: algo.LoanTerm}}})
 	_, _, ok := l.book.Take(key, 1, l.clock)
 	must.True(t, ok, "nothing is lent")
-	wall += int64(2 * algo.LoanTerm)
-	_, _, ok = l.book.Take(key, 1, l.clock)
-	expect.True(t, !ok, "a unit was spent after its term, which passed while the machine was suspended")
 }
 
 // TestReconnectStorm: a client that a node lets in, over HTTP/2, and turns out again at once, does not come back more

@@ -8,7 +8,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -158,42 +157,6 @@ func TestRetryElsewhere(t *testing.T) {
 	expect.True(t, len(ids) == 2 && ids[0] == ids[1] && ids[0] != "", "request ids %q, want the same one twice", ids)
 }
 
-// A node that hangs costs a question half its time.
-func TestHungNodeAmongOthers(t *testing.T) {
-	var hung, met atomic.Bool
-	a := newNode(func(ctx context.Context, _ *weirv1.CheckRequest) error {
-		if hung.Load() {
-			met.Store(true)
-			<-ctx.Done()
-		}
-		return ctx.Err()
-	})
-	b := newNode(nil)
-	addrA, _ := serve(t, a)
-	addrB, _ := serve(t, b)
-	c := dial(t, addrA+","+addrB, WithTimeout(4*time.Second))
-	askAll(t, c, a, b)
-	hung.Store(true)
-	testkit.Eventually(t, "the node that hangs to be asked", func() bool {
-		peek(t, c)
-		return met.Load()
-	})
-}
-
-// A cluster that hangs is answered by the fail policy in time.
-func TestHungCluster(t *testing.T) {
-	addr, _ := serve(t, newNode(func(ctx context.Context, _ *weirv1.CheckRequest) error {
-		<-ctx.Done()
-		return ctx.Err()
-	}))
-	c := dial(t, addr, WithTimeout(200*time.Millisecond), WithOnError(FailClosed))
-	start := time.Now()
-	d, err := c.Policy("five").Allow(t.Context(), "a")
-	expect.True(t, err == nil && !d.Allowed && d.FailedClosed, "%+v, %v", d, err)
-	took := time.Since(start)
-	expect.True(t, took >= 200*time.Millisecond && took <= 5*time.Second, "took %v", took)
-}
-
 // Nobody at home: the fail policy answers, Ready says why, and once somebody is, questions reach them.
 func TestNobodyThenSomebody(t *testing.T) {
 	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -265,29 +228,6 @@ func TestNotReady(t *testing.T) {
 		peek(t, c)
 		return a.asked.Load() > before
 	})
-}
-
-// Everything at once, for the race detector.
-func TestConcurrentUse(t *testing.T) {
-	addr, _ := serve(t, newNode(nil))
-	c := dial(t, addr, WithTimeout(time.Minute))
-	five, jobs := c.Policy("five"), c.Policy("jobs")
-	var admitted atomic.Int64
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for range 20 {
-				d, err := five.Allow(t.Context(), "a")
-				expect.NoError(t, err)
-				admitted.Add(d.Granted)
-				l, _, err := jobs.Acquire(t.Context(), "a")
-				expect.NoError(t, err)
-				expect.NoError(t, l.Release())
-			}
-		})
-	}
-	wg.Wait()
-	expect.Equal(t, admitted.Load(), 5, "admitted")
 }
 
 func TestDialAddress(t *testing.T) {

@@ -12,9 +12,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -222,69 +220,6 @@ func TestEndOfAStream(t *testing.T) {
 	}
 	expect.Equal(t, pauseAfter(io.EOF, false, maxPause), minPause, "the pause, which callers wait for")
 	expect.Equal(t, pauseAfter(io.ErrUnexpectedEOF, false, minPause), 2*minPause, "the pause after a failure")
-}
-
-// Answers that no node gives end the stream, not the program.
-func TestOddResponses(t *testing.T) {
-	two := func(first bool) *message {
-		f := newRequest()
-		f.checks, f.answers, f.open = make([]limit.Check, 2), make([]Result, 2), 2
-		m := &message{}
-		m.add(f)
-		if !first {
-			m.checks[0].f, m.open = nil, 1
-		}
-		return m
-	}
-	for name, c := range map[string]struct {
-		first bool
-		out   *weirv1.CheckStreamResponse
-	}{
-		"too long":         {true, &weirv1.CheckStreamResponse{Granted: []int64{1, 2, 3}}},
-		"another check":    {true, &weirv1.CheckStreamResponse{Checks: []uint32{2}}},
-		"twice":            {true, &weirv1.CheckStreamResponse{Checks: []uint32{1, 1}}},
-		"once more":        {false, &weirv1.CheckStreamResponse{}},
-		"error of another": {true, &weirv1.CheckStreamResponse{Errors: []*weirv1.StreamError{{Check: 9}}}},
-		"limits of another": {true, &weirv1.CheckStreamResponse{
-			Limits: []*weirv1.StreamLimits{{Check: 1 << 31}},
-		}},
-	} {
-		expect.Equal(t, two(c.first).answer(c.out), errOddAnswer, "%s", name)
-	}
-	expect.NoError(t, two(true).answer(&weirv1.CheckStreamResponse{More: true}), "a receipt")
-}
-
-// BenchmarkAllow has client and node in one process: its allocations are those of both.
-func BenchmarkAllow(b *testing.B) {
-	l := limiter.New(limiter.Config{})
-	b.Cleanup(l.Close)
-	n := newNode(nil)
-	n.LimiterServer = grpcapi.NewServer(grpcapi.ServerConfig{Service: l, Topology: n.topology})
-	n.direct = true
-	addr, _ := serve(b, n)
-	limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 1 << 40, Window: time.Second}
-	for _, callers := range []int{1, 256} {
-		b.Run(fmt.Sprint(callers, " callers"), func(b *testing.B) {
-			c := dial(b, addr, WithTimeout(time.Minute))
-			testkit.Eventually(b, "the node to be connected", func() bool {
-				d, err := c.Inline("", limit).Peek(b.Context(), "key")
-				return err == nil && !d.FailedOpen
-			})
-			p := c.Inline("", limit)
-			b.ReportAllocs()
-			b.ResetTimer()
-			var wg sync.WaitGroup
-			for range callers {
-				wg.Go(func() {
-					for range b.N/callers + 1 {
-						_, err := p.Allow(b.Context(), "key")
-						expect.NoError(b, err)
-					}
-				})
-			}
-			wg.Wait()
-		})
-	}
 }
 
 // Nobody's question is waited for longer than its caller waits, whoever else's are in the same message.

@@ -34,27 +34,6 @@ func summary(v *View) string {
 	return b.String() + v.Self.State.String()
 }
 
-func TestRosterWithoutSeeds(t *testing.T) {
-	r := newRoster(process("a", 1, 1, Joining), nil)
-	r.advance()
-	v := r.view(noView())
-	if got := summary(v); got != "a.1* active" || v.Alone || v.Detail != "" {
-		t.Errorf("a node without seeds: %s, alone %v, %q", got, v.Alone, v.Detail)
-	}
-}
-
-// TestRefusedAmongOthers: a node that does not want this one ends its start only as long as nobody else of the cluster
-// is there.
-func TestRefusedAmongOthers(t *testing.T) {
-	r := newRoster(process("a", 10, 1, Joining), []string{"seed:1"})
-	b := process("b", 20, 2, Active)
-	r.up(b)
-	ends := r.refused(errors.New("no"))
-	expect.True(t, !ends && r.refusal == nil, "refused although another member is there: %v", r.refusal)
-	r.down(b.identity)
-	expect.True(t, r.refused(errors.New("no")), "not refused when nobody else is there")
-}
-
 // What becomes of a node that is joining, step by step.
 func TestRosterSteps(t *testing.T) {
 	self := process("a", 10, 1, Joining)

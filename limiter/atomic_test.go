@@ -3,7 +3,6 @@ package limiter
 import (
 	"context"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -232,24 +231,6 @@ func TestAtomicWhereAnOwnerIsOutOfReach(t *testing.T) {
 	})
 }
 
-// TestAtomicCancelsWhatItNeverHeardOf loses the answer of an owner that did reserve.
-func TestAtomicCancelsWhatItNeverHeardOf(t *testing.T) {
-	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
-		good, closed := named("a", c.owned("a", 1, 0), 1), named("closed", c.owned("closed", 2, 0), 1)
-		var asked atomic.Bool
-		c.tamper(func(ctx context.Context, _ *testNode, to ownership.Node, ops []*Op, deliver func()) {
-			deliver()
-			if to.Name == "n2" && asked.CompareAndSwap(false, true) {
-				unanswered(ops)
-			}
-		})
-		all := c.nodes[0].all(t, good, closed)
-		expect.True(t, !all.Allowed && all.Decisions[1].FailedClosed, "%+v", all)
-		c.nodes[0].Close()
-		c.wantLeft([]limit.Check{good, closed}, 10, 10)
-	})
-}
-
 // TestAtomicTakesNoPlaces: a state that is alone needs no reservation, and those of several are under no bound of their
 // keys. Where nothing more may be reserved on_error answers, as where the store is full.
 func TestAtomicTakesNoPlaces(t *testing.T) {
@@ -357,19 +338,6 @@ func TestAtomicNeverAdmitsWithoutACharge(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestAtomicOfManyChecks(t *testing.T) {
-	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
-		checks := make([]limit.Check, limit.MaxBatch)
-		for i := range checks {
-			checks[i] = named("a", fmt.Sprintf("key-%d", i), 1)
-		}
-		expect.True(t, c.nodes[0].all(t, checks...).Allowed, "refused")
-		checks[limit.MaxBatch-1].Cost = math.MaxInt32
-		expect.True(t, !c.nodes[0].all(t, checks...).Allowed, "admitted")
-		expect.Equal(t, c.nodes[1].left(t, checks[0].Target), 9, "left")
-	})
 }
 
 // TestARefusedAtomicCheckLeavesNoTrace has a user, most of whose units are used, refused again and again because the

@@ -62,23 +62,6 @@ func TestBatchInTwoSteps(t *testing.T) {
 	})
 }
 
-// TestBatchThatNobodyAnswers: Finish ends with its context, and on_error answers.
-func TestBatchThatNobodyAnswers(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
-		c.tamper(lost)
-		var b Batch
-		b.Checks = append(b.Checks, named("p", c.owned("p", 1, 0), 1))
-		open, err := c.nodes[0].Begin(t.Context(), &b)
-		must.True(t, err == nil && len(open) == 1, "%v %v", open, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		c.nodes[0].Finish(ctx, &b, open)
-		if d := b.Results[0].Decision; !d.FailedOpen {
-			t.Errorf("%+v", b.Results[0])
-		}
-	})
-}
-
 // TestBatchIsFinishedInParts: what one part of a batch waits for concerns no other.
 func TestBatchIsFinishedInParts(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
@@ -104,31 +87,6 @@ func TestBatchIsFinishedInParts(t *testing.T) {
 		for i, r := range b.Results {
 			expect.True(t, r.Err == nil && r.Allowed && r.FailedOpen == (i%3 == 1), "check %d: %+v", i, r)
 		}
-	})
-}
-
-// TestBatchRemembersRefusals: what another node refused is refused here, whatever text the key was cut from.
-func TestBatchRemembersRefusals(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
-		key := c.owned("p", 1, 0)
-		text := strings.Repeat("x", 1000) + key
-		var b Batch
-		ask := func() limit.Result {
-			b.Reset()
-			b.Checks = append(b.Checks, named("p", text[1000:], 10))
-			open, err := c.nodes[0].Begin(t.Context(), &b)
-			must.Equal(t, err, nil)
-			if len(open) > 0 {
-				c.nodes[0].Finish(t.Context(), &b, open)
-			}
-			return b.Results[0]
-		}
-		expect.True(t, ask().Allowed, "refused")
-		r := ask()
-		expect.True(t, !r.Allowed && r.RememberFor > 0, "%+v", r)
-		asked := c.carried
-		r = ask()
-		expect.True(t, !r.Allowed && c.carried == asked, "%+v after %d more messages", r, c.carried-asked)
 	})
 }
 

@@ -174,18 +174,6 @@ func TestWhatIsNotRemembered(t *testing.T) {
 	}
 }
 
-func TestWhatWasAdmittedUnderARequestIDIsAskedFor(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		n, q := c.nodes[0], limit.Check{Target: onPolicy("log", c.owned("log", 1, 0)), Cost: 5, RequestID: "r"}
-		n.check(t, q)
-		other := q
-		other.RequestID = ""
-		must.True(t, !n.check(t, other).Allowed, "admitted")
-		d := n.check(t, q)
-		expect.True(t, d.Allowed && d.Granted == 5, "repeated: %+v", d)
-	})
-}
-
 // TestARefusalUnderARequestIDIsRemembered: also where something has been forgotten before.
 func TestARefusalUnderARequestIDIsRemembered(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {

@@ -39,28 +39,6 @@ func ask(ctx context.Context, n *testNode, policy, key string) (limit.Decision, 
 	return got[0].Decision, got[0].Err
 }
 
-func TestAnyEntryNodeGivesTheOwnersDecision(t *testing.T) {
-	for _, p := range policies(t, hundred).Policies() {
-		t.Run(p.Name, func(t *testing.T) {
-			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-				for i := range 120 {
-					d := must.Value(ask(t.Context(), c.nodes[i%3], p.Name, "k"))(t)
-					want := limit.Decision{Policy: p.Name, Allowed: i < 100, Limit: 100, Remaining: max(0, int64(99-i))}
-					must.True(t, d.Allowed == want.Allowed && d.Policy == want.Policy && d.Limit == want.Limit &&
-						d.Remaining == want.Remaining && !d.FailedOpen && !d.FailedClosed && !d.Shadow && !d.Degraded,
-						"check %d: %+v, want like %+v", i, d, want)
-				}
-				keys := int64(0)
-				for _, n := range c.nodes {
-					keys += n.Store().Keys
-				}
-				expect.Equal(t, keys, 1, "states of one key")
-				c.wantStats(PolicyStats{Policy: p.Name, Allowed: 100, Refused: 20})
-			})
-		})
-	}
-}
-
 func TestExactlyTheLimitUnderConcurrentCallers(t *testing.T) {
 	const keys, callers = 5, 300
 	for _, p := range policies(t, hundred).Policies() {

@@ -164,14 +164,6 @@ func TestErrorText(t *testing.T) {
 	expect.Equal(t, (limit.NewError(limit.Unavailable, "", "gone")).Error(), "gone")
 }
 
-func TestLeaseIDs(t *testing.T) {
-	for _, id := range []uint64{1, 0xabc, 1 << 63, math.MaxUint64} {
-		s := formatID(id)
-		got, ok := parseID(s)
-		expect.True(t, got == id && ok && len(s) == 16, "%x became %q and %x", id, s, got)
-	}
-}
-
 // FuzzOp: whatever comes over a network is accepted or gets an error that names a field, and what is accepted is
 // decided without a panic, whatever it does to the state that others left.
 func FuzzOp(f *testing.F) {

@@ -235,47 +235,15 @@ func TestEverythingAtOnce(t *testing.T) {
 		})
 }
 
-// decideAll measures a call with these checks.
-func decideAll(b *testing.B, l *Limiter, checks []limit.Check) {
-	results := make([]limit.Result, len(checks))
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := l.CheckTo(b.Context(), checks, nil, results); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 // BenchmarkCheck is the local path: one check of a named policy that this node decides.
 func BenchmarkCheck(b *testing.B) {
 	l := started(b, Config{Policies: policies(b,
 		`policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
-	decideAll(b, l, []limit.Check{named("p", "some-user-4711", 1)})
-}
-
-func BenchmarkCheckParallel(b *testing.B) {
-	l := started(b, Config{Policies: policies(b,
-		`policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]`)})
+	checks, results := []limit.Check{named("p", "some-user-4711", 1)}, make([]limit.Result, 1)
 	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		ctx, checks, results := b.Context(), []limit.Check{named("p", "some-user", 1)}, make([]limit.Result, 1)
-		for i := 0; pb.Next(); i++ {
-			checks[0].Key = keys[i%len(keys)]
-			if err := l.CheckTo(ctx, checks, nil, results); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-}
-
-func BenchmarkBatch100(b *testing.B) {
-	l := started(b, Config{Policies: policies(b,
-		`policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
-	var checks []limit.Check
-	for i := range 100 {
-		checks = append(checks, named("p", keys[i], 1))
+	for b.Loop() {
+		must.NoError(b, l.CheckTo(b.Context(), checks, nil, results))
 	}
-	decideAll(b, l, checks)
 }
 
 var keys = func() (list []string) {

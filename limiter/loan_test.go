@@ -228,19 +228,6 @@ func TestAlwaysBesideLoans(t *testing.T) {
 	}
 }
 
-// TestPartialBesideSilentBorrower: what is free is granted once nothing more can be had back.
-func TestPartialBesideSilentBorrower(t *testing.T) {
-	l := lender(t)
-	target := onPolicy("p", "k")
-	must.Equal(t, lent(t, l, wants(1)).Granted, 16)
-	check(t, l, "p", 80)
-	for _, want := range []int64{4, 0} {
-		got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 10, Partial: true}})
-		expect.True(t, err == nil && got[0].Granted == want && got[0].Allowed == (want > 0),
-			"%+v, %v, want %d granted", got, err, want)
-	}
-}
-
 // TestReportWithoutRoom: where there is no room for the key of a loan, nothing of what is reported is confirmed, so
 // that it is reported again.
 func TestReportWithoutRoom(t *testing.T) {
@@ -366,25 +353,6 @@ func TestPanicDuringARecall(t *testing.T) {
 	}
 }
 
-// TestBorrowerComesDuringARecall: who opens a way to be asked while another one is waited for is asked, too.
-func TestBorrowerComesDuringARecall(t *testing.T) {
-	withLender(t, func(t *testing.T, l *Limiter) {
-		known := wants(1)
-		newcomer := wants(2)
-		lent(t, l, known)
-		lent(t, l, newcomer)
-		defer l.OpenBorrower(1, func(limit.Recall) {})() // it never answers
-		go func() {
-			time.Sleep(10 * time.Millisecond)
-			returnsAll(t, l, &newcomer, 20*time.Millisecond)
-		}()
-		expect.True(t, check(t, l, "p", 84).Allowed, "refused before all on loan was asked for")
-		synctest.Wait() // the round ends in the same instant as the check's wait
-		s := l.Loans()
-		expect.True(t, s.Recalled == 2 && s.Unanswered == 1 && s.OnLoan == 16, "%+v", s)
-	})
-}
-
 // TestQuotaIsNotRecalled: nobody waits for units of a Quota.
 func TestQuotaIsNotRecalled(t *testing.T) {
 	withLender(t, func(t *testing.T, l *Limiter) {
@@ -458,8 +426,7 @@ func TestReportDuringARecall(t *testing.T) {
 	})
 }
 
-// TestSilentBorrowerIsHeard: a borrower that has not answered is asked again as soon as it has reported; and those who
-// have waited for it in one round take it for silent once.
+// TestSilentBorrowerIsHeard: a borrower that has not answered is asked again as soon as it has reported.
 func TestSilentBorrowerIsHeard(t *testing.T) {
 	withLender(t, func(t *testing.T, l *Limiter) {
 		b := limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}

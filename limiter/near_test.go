@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -95,15 +94,5 @@ func TestWarnUnits(t *testing.T) {
 		must.Equal(t, warnUnits(millionths, lim), want, "%d millionths of %d", millionths, lim)
 		must.True(t, (!nearLimit(millionths, lim, lim-want+1) || want <= 1) && nearLimit(millionths, lim, lim-want),
 			"%d millionths of %d: wrong at %d", millionths, lim, want)
-	}
-}
-
-// TestLoanSaysWhenToWarn: a borrower is told at which use its own decisions are near the limit.
-func TestLoanSaysWhenToWarn(t *testing.T) {
-	l := started(t, Config{Policies: policies(t,
-		"policies: [{name: p, algorithm: fixed_window, limit: 1001, window: 1m, warn_at: 0.8}, {name: q, algorithm: fixed_window, limit: 1001, window: 1m}]")})
-	for policy, want := range map[string]int64{"p": 801, "q": 0} {
-		a := lent(t, l, limit.Borrow{Target: onPolicy(policy, "k"), ID: loanID, Want: 20})
-		expect.True(t, a.Granted != 0 && a.WarnAt == want, "%s: %+v", policy, a)
 	}
 }

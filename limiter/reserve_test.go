@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"context"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -181,22 +180,6 @@ func TestReserveWhereNothingIsHeld(t *testing.T) {
 	})
 }
 
-func TestARepeatedReservationIsMadeOnce(t *testing.T) {
-	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		r := limit.Reserve{Target: onPolicy("sliding_log", "k"), Amount: units(10), RequestID: "r"}
-		first := c.nodes[0].reserve(t, r)
-		again := c.nodes[1].reserve(t, r)
-		expect.True(t, again.ReservationID == first.ReservationID && first.ReservationID != "" &&
-			again.Granted == 10 && again.Remaining == 90, "%+v, then %+v", first, again)
-		other := r
-		other.RequestID = "s"
-		d := c.nodes[2].reserve(t, other)
-		expect.True(t, d.ReservationID != first.ReservationID, "another request has the same reservation")
-		expect.NoError(t, expect.Err(c.nodes[2].commit(t, r.Target, first.ReservationID, 4)))
-		expect.Equal(t, c.nodes[0].left(t, r.Target), 86, "left")
-	})
-}
-
 func TestACommitForgetsRefusals(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 		n, target := c.nodes[0], onPolicy("log", c.owned("log", 1, 0))
@@ -246,15 +229,4 @@ func TestReservationsUnderConcurrentCallers(t *testing.T) {
 			expect.True(t, left == 100-kept.Load(), "%s: %d left, %d kept", policy, left, kept.Load())
 		})
 	}
-}
-
-func TestSettlingWhereNobodyAnswers(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		target := onPolicy("sliding_log", c.owned("sliding_log", 1, 0))
-		d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(10)})
-		c.tamper(lost)
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		wantError(t, expect.Err(c.nodes[0].Cancel(ctx, target, d.ReservationID)), limit.Unavailable, "")
-	})
 }

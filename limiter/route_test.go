@@ -62,28 +62,6 @@ func TestOwnersAreAskedSideBySide(t *testing.T) {
 	})
 }
 
-// TestSlowOwnerFailsAlone: in one batch, only what a silent owner decides is answered by on_error.
-func TestSlowOwnerFailsAlone(t *testing.T) {
-	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
-		c.tamper(func(ctx context.Context, _ *testNode, to ownership.Node, _ []*Op, deliver func()) {
-			if to.Name == "n1" {
-				<-ctx.Done()
-				return
-			}
-			deliver()
-		})
-		var checks []limit.Check
-		for i := range 30 {
-			checks = append(checks, named("p", c.owned("p", i%3, i/3), 1))
-		}
-		got := must.Value(c.nodes[0].Check(t.Context(), checks))(t)
-		for i := range got {
-			expect.True(t, got[i].Allowed && got[i].FailedOpen == (i%3 == 1), "check %d: %+v", i, got[i].Decision)
-		}
-		c.wantStats(PolicyStats{Policy: "p", Allowed: 20, FailedOpen: 10})
-	})
-}
-
 // script answers messages in turn and notes whom they were for.
 type script struct {
 	mu      sync.Mutex
@@ -355,6 +333,7 @@ func TestCallsWithoutOnError(t *testing.T) {
 		n, open, leases := c.nodes[0], onPolicy("open", "k"), onPolicy("leases", "k")
 		wantError(t, expect.Err(n.Refund(t.Context(), open, 1, "")), limit.Unavailable, "")
 		wantError(t, n.Reset(t.Context(), open), limit.Unavailable, "")
+		wantError(t, expect.Err(n.Cancel(t.Context(), open, "00000000000000000000000100000000")), limit.Unavailable, "")
 		wantError(t, expect.Err(n.Renew(t.Context(), leases, "0000000000000001", 0)), limit.Unavailable, "")
 		wantError(t, expect.Err(n.Release(t.Context(), leases, "0000000000000001")), limit.Unavailable, "")
 		_, err := n.Release(t.Context(), onPolicy("unknown", "k"), "0000000000000001")

@@ -13,40 +13,6 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// untraced is a Tracer of calls that are not traced.
-type untraced struct{ asked int }
-
-func (u *untraced) Start(ctx context.Context, _ string) (context.Context, Span) {
-	u.asked++
-	return ctx, nil
-}
-func (*untraced) Continue(string, string) Span { return nil }
-func (*untraced) Below(string, string) Span    { return nil }
-
-// TestUntracedCallsCostNothing: neither without a Tracer nor with one does a call that is not traced allocate for it.
-func TestUntracedCallsCostNothing(t *testing.T) {
-	set := must.Value(policy.Parse("p.yaml",
-		[]byte(`policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1m}]`)))(t)
-	allocations := func(tracer Tracer) float64 {
-		l := started(t, Config{Policies: set, Tracer: tracer})
-		checks := []limit.Check{{Target: onPolicy("p", "alice"), Cost: 1}}
-		ops := []*Op{{Kind: OpCheck, Check: new(checks[0])}}
-		return testing.AllocsPerRun(500, func() {
-			if r, err := l.Check(t.Context(), checks); err != nil || !r[0].Allowed {
-				t.Fatalf("%+v, %v", r, err)
-			}
-			ops[0].Outcome = Outcome{}
-			if rest := l.Receive(ops); rest != nil || !ops[0].Decision.Allowed {
-				t.Fatalf("%+v", ops[0].Outcome)
-			}
-		})
-	}
-	var tracer untraced
-	without, with := allocations(nil), allocations(&tracer)
-	expect.True(t, tracer.asked != 0, "the Tracer was never asked")
-	expect.True(t, with <= without, "%v allocations with a Tracer, %v without", with, without)
-}
-
 // spans notes what a Tracer is told, with a span's name and number as its Context.
 type spans struct {
 	begun []string
@@ -102,7 +68,7 @@ func TestTraced(t *testing.T) {
 	expect.True(t, len(got) == 3 && got[0].Result == "allowed" && got[1].Result == "refused" &&
 		got[2].Result == "error" && got[0].Policy == "p" && got[0].Operation == "check" && got[0].Term != "" &&
 		got[0].Partition != 0, "%+v", got)
-	must.Value(l.Check(t.Context(), make1000(check("p"))))(t)
+	must.Value(l.Check(t.Context(), slices.Repeat([]limit.Check{check("p")}, limit.MaxBatch)))(t)
 	n := len(s.ended["decide1"])
 	expect.True(t, n == maxTraced, "a span is told of %d checks, want %d", n, maxTraced)
 
@@ -171,12 +137,4 @@ func TestTracedBatch(t *testing.T) {
 			t.Error("a batch that is used again has traces")
 		}
 	})
-}
-
-func make1000(c limit.Check) []limit.Check {
-	out := make([]limit.Check, limit.MaxBatch)
-	for i := range out {
-		out[i] = c
-	}
-	return out
 }

@@ -220,22 +220,6 @@ func TestBanMerged(t *testing.T) {
 	}
 }
 
-// TestBanMergedIsBounded: a ban that comes with a merge lasts no longer than the rule says there.
-func TestBanMergedIsBounded(t *testing.T) {
-	long, short := rule("p", log(1, minute)), rule("p", log(1, minute))
-	long.Ban, short.Ban = time.Hour, 10*minute
-	s := newSplit(t, 2, long)
-	decide(t, s.parties[0].store, long, "k", at(s.now), cost(1))
-	s.fork(0, 1)
-	decide(t, s.parties[1].store, long, "k", at(s.now), cost(1))
-	end := s.parties[0].store
-	decide(t, end, short, "k", at(s.now), cost(0))
-	decide(t, end, short, "of the base", at(s.now), cost(1))
-	s.merge(1, 0)
-	_, _, left, err := end.Look(end.key("p", "k"), short, at(s.now), 1)
-	expect.True(t, err == nil && left == 10*minute, "banned for %v, %v, want 10 minutes", left, err)
-}
-
 // TestBanBesideLoans: before a ban begins all that is on loan is called back, and nothing is lent while it lasts.
 func TestBanBesideLoans(t *testing.T) {
 	r := rule("p", log(200, minute)).banning(5 * minute)
@@ -276,37 +260,6 @@ func TestBanCountsFromTheNewestInstant(t *testing.T) {
 	expect.True(t, err == nil && left == r.Ban, "banned for %v (%v), want %v", left, err, r.Ban)
 }
 
-// TestExcessAndBan: the excess of a commit begins no ban, and during one its answer says whether the limits had room.
-func TestExcessAndBan(t *testing.T) {
-	r := rule("p", log(5, minute)).banning(5 * minute)
-	s := New(Config{})
-	reserve := func(key string, n int64) {
-		decide(t, s, r, key, at(0), reserveFor(1, n, minute))
-	}
-	reserve("over", 1)
-	out, err := s.Settle(s.key("p", "over"), r, at(0), Settlement{ID: reservationOf(1), Keep: 9})
-	expect.True(t, err == nil && out.Excess == 8 && out.Over, "beyond the limit: %+v, %v", out, err)
-	_, _, left, err := s.Look(s.key("p", "over"), r, at(0), 1)
-	expect.True(t, err == nil && left == 0, "banned for %v by an excess (%v)", left, err)
-	reserve("banned", 1)
-	a := must.Value(s.Decide(s.key("p", "banned"), r, at(0), cost(5), nil))(t)
-	must.True(t, a.Bans, "%+v", a)
-	out, err = s.Settle(s.key("p", "banned"), r, at(0), Settlement{ID: reservationOf(1), Keep: 3})
-	expect.True(t, err == nil && out.Excess == 2 && !out.Over, "where there is room, during a ban: %+v, %v", out, err)
-}
-
-// TestRepeatDuringBan: what was admitted before the ban is admitted again under its request id, and is not the ban's.
-func TestRepeatDuringBan(t *testing.T) {
-	r := rule("p", log(1, minute)).banning(5 * minute)
-	s := New(Config{})
-	c := cost(1)
-	c.RequestID = "id"
-	decide(t, s, r, "k", at(0), c)
-	must.True(t, !decide(t, s, r, "k", at(0), cost(1)).Allowed, "admitted")
-	a, err := s.Decide(s.key("p", "k"), r, at(0), c, nil)
-	expect.True(t, err == nil && a.Allowed && !a.Banned && a.RetryAfter == 0, "%+v, %v", a, err)
-}
-
 // TestNoBan: what is refused for want of units that may turn out to be free, or in the place of what was lost, begins
 // no ban.
 func TestNoBan(t *testing.T) {
@@ -333,20 +286,6 @@ func TestNoBan(t *testing.T) {
 	wantBan("what was counted is lost, of a known key", "known", 10*minute, false)
 	wantBan("what was counted is lost", "cold", 10*minute, false)
 	expect.True(t, decide(t, s, r, "cold", at(11*minute), cost(1)).Allowed, "once it does not matter any more")
-}
-
-// TestBanUnderOtherLimits: a ban that lasts differently after a reload does so also where the limits have changed with
-// it.
-func TestBanUnderOtherLimits(t *testing.T) {
-	s := New(Config{})
-	before, after := rule("p", log(1, minute)), rule("p", log(2, minute))
-	before.Ban, after.Ban = time.Hour, 10*minute
-	for range 2 {
-		decide(t, s, before, "k", at(0), cost(1))
-	}
-	got, err := s.Decide(s.key("p", "k"), after, at(minute), cost(1), nil)
-	expect.True(t, err == nil && got.Banned && got.RetryAfter == 9*minute,
-		"%+v, %v, want banned for 9 minutes more", got, err)
 }
 
 // TestResetOfABanBesideLoans: a reset ends a ban also of a key whose record stays for what is on loan.

@@ -155,23 +155,6 @@ func TestInheritedAtShut(t *testing.T) {
 	}
 }
 
-// TestGivenBackWithRecord: the copy is told of a record that is gone and had an allowance. It keeps neither, and
-// charges nothing to a later record.
-func TestGivenBackWithRecord(t *testing.T) {
-	r, holder, copied, l := allowed(t, time.Second/2)
-	now := quietAfter / 2
-	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
-	must.True(t, holder.Pending(0, ownership.Backup) != 0, "nothing is pending")
-	l.sync(t, now, false)
-	n := copied.Stats().Keys
-	expect.True(t, n == 0, "the copy keeps %d keys", n)
-	accounted(t, holder)
-	accounted(t, copied)
-	take(copied, l.there(now))
-	decide(t, copied, r, "k", l.there(now), cost(1))
-	expect.Equal(t, left(t, copied, r, now, l), 99, "are left of 100 after 1")
-}
-
 // TestAllowanceAfterSplit: what a lost holder may have admitted to strict rules ahead of its backup's copy counts as
 // well once the backup, which has charged it, is merged with a process that had claimed the partition by a copy that
 // came without an allowance: the receiver of a move that was in flight.
@@ -205,21 +188,6 @@ func TestAllowanceIsOfTheCapacity(t *testing.T) {
 	expect.True(t, n == 2, "told in chunks of %d, where the bucket holds 40", n)
 }
 
-// TestAllowanceLater: a key that is in use keeps its allowance, whatever the time.
-func TestAllowanceLater(t *testing.T) {
-	r := rule("p", window(100, time.Hour)).under(Escrow)
-	holder, copied, l := followed(t)
-	const now = 30 * time.Minute
-	spend(t, holder, r, now)
-	l.sync(t, now, false)
-	l.from.Attach(0, ownership.Target, true)
-	holder.Detach(0, ownership.Target)
-	expect.Equal(t, spend(t, holder, r, now), 10, "were admitted ahead of the copy, of 10")
-	l.sync(t, now, false)
-	expect.Equal(t, left(t, copied, r, now, l), 100-12-10,
-		"are left of 100 after 12, and 10 that may have been admitted")
-}
-
 // TestNoAllowanceOfOthers: neither who gets the partition by a move is told of allowances nor a copy of keys that have
 // come under another durability.
 func TestNoAllowanceOfOthers(t *testing.T) {
@@ -233,21 +201,6 @@ func TestNoAllowanceOfOthers(t *testing.T) {
 	decide(t, holder, waits, "k", at(0), cost(1))
 	l.sync(t, 0, false)
 	expect.Equal(t, left(t, copied, waits, 0, l), 98, "are left of 100 after 2, of which none was admitted ahead")
-}
-
-// TestAllowanceBesideWhatIsOwed: a backup that takes over charges what its holder may have admitted and what one before
-// that may have, too.
-func TestAllowanceBesideWhatIsOwed(t *testing.T) {
-	r := rule("p", window(100, minute)).under(Escrow)
-	holder, copied, l := followed(t)
-	decide(t, holder, r, "k", at(0), cost(1))
-	of := stateID{"p", "k"}
-	change(t, holder, r, "k", func(part *partition, rec record) {
-		rec.set(owedFlag)
-		part.extras.owed = map[stateID]owing{of: {hash: rec.hash(), units: 12}} // as after a merge
-	})
-	l.sync(t, 0, false)
-	expect.Equal(t, left(t, copied, r, 0, l), 100-1-10-12, "are left of 100")
 }
 
 // TestOwedIsChargedBesideReservations: a cancel takes nothing of what was charged because it may have been admitted,

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/test/expect"
 )
 
@@ -110,27 +109,6 @@ func TestReleaseByTheHolder(t *testing.T) {
 			}
 			accounted(t, copied)
 		}
-	}
-}
-
-// TestReleaseAfterMove: a partition moves after the ttl and before the sweep.
-func TestReleaseAfterMove(t *testing.T) {
-	for _, late := range []bool{false, true} {
-		from, to := New(Config{}), New(Config{Shut: true})
-		l := newLink(from, to, ownership.Backup)
-		from.TakeOver(0, at(0))
-		r := releasing(Async, log(10, time.Hour))
-		decide(t, from, r, "k", at(0), reserveFor(1, 3, time.Second))
-		if late {
-			from.Shut(0)
-			l.sync(t, 2*time.Second, true)
-		} else {
-			l.sync(t, 0, true)
-			from.Shut(0)
-		}
-		to.Open(0)
-		wantUsed(t, "moved", to, r, l.there(2*time.Second), 0)
-		accounted(t, to)
 	}
 }
 

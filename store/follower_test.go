@@ -578,46 +578,6 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestAwaited: who waits for a confirmation is known.
-func TestAwaited(t *testing.T) {
-	s := New(Config{})
-	async := rule("async", window(100, time.Minute))
-	escrow, sync := rule("escrow", window(100, time.Minute)), rule("sync", window(100, time.Minute))
-	escrow.Durability, sync.Durability = Escrow, Sync
-	var version uint64
-	drained := func() { _, version, _ = s.Drain(0, ownership.Backup, at(0), 1<<20) }
-	awaited := func(want bool, when string) {
-		t.Helper()
-		expect.Equal(t, s.Awaited(0), want, "%s: %v", when, !want)
-	}
-	awaited(false, "without a follower")
-	s.Attach(0, ownership.Backup, true)
-	drained()
-	s.Caught(0, ownership.Backup)
-	for i := range 3 {
-		decide(t, s, async, name(i), at(0), cost(1))
-	}
-	drained()
-	awaited(false, "async alone")
-	decide(t, s, sync, "k", at(0), cost(1))
-	awaited(true, "an answer waits")
-	drained()
-	awaited(true, "it still does")
-	s.Confirm(0, ownership.Backup, version)
-	awaited(false, "it has been given")
-	decide(t, s, escrow, "k", at(0), cost(1))
-	drained()
-	awaited(true, "there is an allowance")
-	s.Confirm(0, ownership.Backup, version)
-	awaited(true, "there still is")
-	s.Detach(0, ownership.Backup)
-	s.Attach(0, ownership.Backup, true)
-	s.Caught(0, ownership.Backup)
-	drained()
-	s.Confirm(0, ownership.Backup, version)
-	awaited(false, "it was another follower's")
-}
-
 // TestLateConfirm: a confirmation that comes after a later one takes nothing back.
 func TestLateConfirm(t *testing.T) {
 	s := New(Config{})
@@ -636,28 +596,6 @@ func TestLateConfirm(t *testing.T) {
 	}
 	a, err := s.Decide(s.key("p", name(1)), r, at(0), call, nil)
 	expect.True(t, err == nil && a.Allowed && a.Ticket == 0, "repeated once the copy has it: %+v, %v", a, err)
-}
-
-// TestChunksStayApart: chunks are written in the same memory, and none has a part of another's.
-func TestChunksStayApart(t *testing.T) {
-	s := New(Config{Partitions: 16})
-	r := rule("p", window(100, time.Minute))
-	for p := range 16 {
-		s.Attach(p, ownership.Backup, true)
-	}
-	var chunks, copies [][]byte
-	for i := range 3000 {
-		k := s.key("p", name(i))
-		must.Value(s.Decide(k, r, at(0), cost(1), nil))(t)
-		if i%7 > 0 {
-			continue // some chunks have several keys
-		}
-		chunk, _, _ := s.Drain(k.Partition, ownership.Backup, at(0), 1<<20)
-		chunks, copies = append(chunks, chunk), append(copies, bytes.Clone(chunk))
-	}
-	for i := range chunks {
-		must.True(t, bytes.Equal(chunks[i], copies[i]), "chunk %d has changed", i)
-	}
 }
 
 func TestGate(t *testing.T) {
@@ -850,41 +788,6 @@ func settle(s *Store, k Key, r *Rule, now algo.Instant, id ReservationID,
 	return out.Returned, out.Known, err
 }
 
-func TestReservations(t *testing.T) {
-	s := New(Config{MaxReservations: 2})
-	r := rule("p", log(10, minute))
-	k := s.key("p", "k")
-	reserve := func(id uint64, n int64, now time.Duration) (Answer, error) {
-		return s.Decide(k, r, at(now), reserveFor(id, n, 10*time.Second), nil)
-	}
-	for id := uint64(1); id <= 2; id++ {
-		a, err := reserve(id, 3, 0)
-		must.True(t, err == nil && a.Allowed && a.Pending, "%+v, %v", a, err)
-	}
-	_, err := reserve(3, 3, 0)
-	expect.True(t, errors.Is(err, ErrFull), "beyond the bound: %v", err)
-	d := decide(t, s, r, "k", at(0), cost(0))
-	expect.Equal(t, d.Remaining, 4, "remain of 10 after two reservations of 3 and one refused")
-	_, known, err := settle(s, k, r, at(0), reservationOf(1), 4)
-	expect.True(t, known && errors.Is(err, ErrReserved), "more than reserved: %v, %v", known, err)
-	n, known, err := settle(s, k, r, at(0), reservationOf(1), 1)
-	expect.True(t, n == 2 && known && err == nil, "commit: %d, %v, %v", n, known, err)
-	n, known, err = settle(s, k, r, at(time.Second), reservationOf(1), 1)
-	expect.True(t, n == 2 && known && err == nil, "commit, repeated: %d, %v, %v", n, known, err)
-	_, known, _ = settle(s, k, r, at(time.Second), reservationOf(1), 0)
-	expect.True(t, !known, "cancelled after a commit")
-	// The other expires, and its charge stays.
-	_, known, _ = settle(s, k, r, at(10*time.Second), reservationOf(2), 0)
-	expect.True(t, !known, "settled after its time")
-	a, err := s.Decide(k, r, at(10*time.Second), cost(0), nil)
-	expect.True(t, err == nil && a.Remaining == 6 && !a.Pending, "%+v, %v", a, err)
-	expect.True(t, must.Value(reserve(3, 3, 10*time.Second))(t).Allowed, "an expired one is in the way")
-	must.NoError(t, s.Reset(k, "p"))
-	_, known, _ = settle(s, k, r, at(10*time.Second), reservationOf(3), 0)
-	expect.True(t, !known, "settled after a reset")
-	accounted(t, s)
-}
-
 // TestReservationEndsWithHolders: a copy reads how long a reservation is still pending when the message arrives, so
 // later than the holder counts. What the holder tells of the record after its end ends it there as well: there would be
 // nothing to undo.
@@ -983,19 +886,6 @@ func TestCold(t *testing.T) {
 		}
 	}
 	accounted(t, s)
-}
-
-// TestCountedRefusalWhereTheCountIsLost: a refusal of a key that began full counts for as long as any other.
-func TestCountedRefusalWhereTheCountIsLost(t *testing.T) {
-	s := New(Config{})
-	s.Cold(0, at(0))
-	r := rule("p", algo.Limit{Algorithm: algo.SlidingCounter, Limit: 10, Window: minute, CountDenied: true})
-	r.ColdClosed = true
-	const now = 90 * time.Second
-	free := decide(t, s, r, "k", at(now), cost(0)).Remaining
-	must.True(t, free != 0 && free != 10, "%d are left of 10", free)
-	must.True(t, !decide(t, s, r, "k", at(now), cost(free+1)).Allowed, "admitted")
-	expect.True(t, !decide(t, s, r, "k", at(now), cost(1)).Allowed, "a counted refusal is forgotten")
 }
 
 // TestResetOfWhatIsOwed: what a lost holder may have admitted to a strict rule ahead of its copy is reset like the

@@ -673,27 +673,6 @@ func TestLoanChecks(t *testing.T) {
 	accounted(t, s)
 }
 
-// TestEndedLoansOnCopies: a copy neither ends a loan by itself nor keeps one that its holder has forgotten.
-func TestEndedLoansOnCopies(t *testing.T) {
-	for _, spent := range []int64{0, 16} {
-		holder, copied, l := followed(t)
-		r := rule("p", log(100, time.Hour))
-		a := borrow(t, holder, r, 0, Borrow{ID: loanID, Want: 16})
-		borrow(t, holder, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: spent}})
-		l.sync(t, 0, false)
-		now := time.Duration(a.Until) + time.Millisecond
-		copied.Sweep(l.there(now), 1)
-		expect.Equal(t, onLoanOf(copied, "p"), 16-spent, "are on loan on the copy are left")
-		for ; now < 30*time.Second; now += 5 * time.Second {
-			holder.Sweep(at(now), 1)
-			if holder.Pending(0, ownership.Backup) > 0 {
-				l.sync(t, now, false)
-			}
-			l.same(t, now.String(), now)
-		}
-	}
-}
-
 // TestLoanBecomesStrict: when a policy becomes strict, loans that were lent before end in time, and none is prolonged
 // beyond the lease.
 func TestLoanBecomesStrict(t *testing.T) {

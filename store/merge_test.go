@@ -278,22 +278,6 @@ func TestMergeOfReservations(t *testing.T) {
 	}
 }
 
-// TestMergeOfOneReservation: a reservation that both sides know stays one.
-func TestMergeOfOneReservation(t *testing.T) {
-	r := rule("p", log(100, minute))
-	for from := range 2 {
-		s := newSplit(t, 2, r)
-		decide(t, s.parties[0].store, r, "k", at(s.now), reserveFor(1, 3, minute))
-		s.fork(0, 1)
-		s.merge(from, 1-from)
-		p := s.parties[1-from].store
-		expect.Equal(t, p.Stats().Reservations, 1, "reservations")
-		n, known, err := settle(p, p.key("p", "k"), r, at(s.now), reservationOf(1), 0)
-		expect.True(t, n == 0 && known && err == nil,
-			"merged from %d: %d were given back of a joined key (%v, %v)", from, n, known, err)
-	}
-}
-
 // TestMergeFollowers: what a merge has changed reaches the followers.
 func TestMergeFollowers(t *testing.T) {
 	for n := range 4 {
@@ -395,28 +379,6 @@ func TestMergeForgetsStrictIDsOfStatesThatEnded(t *testing.T) {
 		expect.True(t, got == before+1, "side %d: %d units in use after the repetition, want %d", merging, got,
 			before+1)
 	}
-}
-
-// TestMergeLeases: a lease that both sides know is one lease.
-func TestMergeLeases(t *testing.T) {
-	r := rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 10, Window: minute})
-	s := newSplit(t, 2, r)
-	acquire := func(i int, nonce uint64) uint64 {
-		p := s.parties[i].store
-		d := must.Value(p.Decide(p.key("p", "k"), r, at(0), Call{Request: algo.Request{Cost: 1, Nonce: nonce}}, nil))(t)
-		must.True(t, d.Allowed, "%v", d)
-		return d.Lease
-	}
-	acquire(0, 1)
-	s.fork(0, 1)
-	acquire(0, 2)
-	last := acquire(1, 3)
-	s.merge(0, 1)
-	p := s.parties[1].store
-	d, err := p.Decide(p.key("p", "k"), r, at(0), cost(0), nil)
-	expect.True(t, err == nil && d.Remaining == 7, "%d of 10 remain (%v), want 7", d.Remaining, err)
-	ok, err := p.Release(p.key("p", "k"), r, at(0), last)
-	expect.True(t, ok && err == nil, "a lease got lost: %v, %v", ok, err)
 }
 
 // TestDecideAgainstEverything has callers decide while drains, moves, merges and reloads go on: no admission is lost or

@@ -161,74 +161,6 @@ func TestAgainstStates(t *testing.T) {
 	}
 }
 
-// TestTable drives one partition's table against a map, removals with their backward shifts above all.
-func TestTable(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	var b budget
-	for range 40 {
-		var p partition
-		model := map[algo.Ref]uint32{} // tag by ref
-		for range 400 {
-			if len(model) == 0 || rng.IntN(5) > 1 {
-				ref := algo.Ref(1 + rng.IntN(1<<20))
-				if _, dup := model[ref]; dup {
-					continue
-				}
-				tag := uint32(rng.IntN(20)) // few tags: long runs
-				if rng.IntN(4) == 0 {
-					tag = rng.Uint32()
-				}
-				must.True(t, p.reserve(&b), "refused without a bound")
-				p.put(tag, ref)
-				model[ref] = tag
-			} else {
-				for ref, tag := range model {
-					p.remove(slotOf(t, &p, tag, ref), &b)
-					delete(model, ref)
-					break
-				}
-			}
-			must.Equal(t, p.count, len(model), "count")
-			for ref, tag := range model {
-				slotOf(t, &p, tag, ref)
-			}
-		}
-		for ref, tag := range model {
-			p.remove(slotOf(t, &p, tag, ref), &b)
-		}
-	}
-	expect.Equal(t, b.used.Load(), 0, "bytes are still counted")
-}
-
-// slotOf looks an entry up the way find does.
-func slotOf(t *testing.T, p *partition, tag uint32, ref algo.Ref) uint32 {
-	t.Helper()
-	mask := uint32(len(p.index) - 1)
-	for slot := tag & mask; p.index[slot] != 0; slot = (slot + 1) & mask {
-		if p.index[slot] == entry(tag, ref) {
-			return slot
-		}
-	}
-	t.Fatal("an entry is lost")
-	return 0
-}
-
-// TestNothingLeftByRefusals shows that a refusal or a peek makes no state.
-func TestNothingLeftByRefusals(t *testing.T) {
-	s := New(Config{Partitions: 3})
-	r := rule("p", log(2, minute))
-	d := decide(t, s, r, "k", at(0), cost(0))
-	expect.True(t, d.Allowed && d.Remaining == 2, "peek: %+v", d)
-	d = decide(t, s, r, "k", at(0), cost(3))
-	expect.True(t, !d.Allowed && d.RetryAfter == algo.Never, "above the limit: %+v", d)
-	expect.Equal(t, s.Stats().Keys, 0, "keys were kept")
-	denied := r.Limits[0]
-	denied.CountDenied = true
-	r = rule("p", denied)
-	decide(t, s, r, "k", at(0), cost(3))
-	expect.True(t, !decide(t, s, r, "k", at(0), cost(1)).Allowed, "a counted denial was forgotten")
-}
-
 func TestMaxKeys(t *testing.T) {
 	s := New(Config{Partitions: 100, MaxKeys: 50})
 	short, long := rule("short", log(1, time.Second)), rule("long", log(1, minute))
@@ -413,23 +345,6 @@ func TestRepeatedAnswers(t *testing.T) {
 			}
 		}
 	}
-}
-
-func TestLeases(t *testing.T) {
-	s := New(Config{Partitions: 3})
-	r := rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: minute})
-	d := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 77}, RequestID: "9"})
-	must.True(t, d.Allowed && d.Lease != 0, "%+v", d)
-	again := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 78}, RequestID: "9"})
-	expect.Equal(t, again.Lease, d.Lease, "the repeated request got lease")
-	got, err := s.Renew(s.key("p", "k"), r, at(30*time.Second), d.Lease, 0, 0)
-	expect.True(t, err == nil && got.Alive && got.Left == minute, "renew: %+v, %v", got, err)
-	for _, want := range []bool{true, false} {
-		ok, err := s.Release(s.key("p", "k"), r, at(31*time.Second), d.Lease)
-		expect.True(t, err == nil && ok == want, "release: %v, %v; want %v", ok, err, want)
-	}
-	ok, err := s.Release(s.key("p", "nobody"), r, at(0), d.Lease)
-	expect.True(t, err == nil && !ok, "release without a state: %v, %v", ok, err)
 }
 
 func TestReconcile(t *testing.T) {

@@ -13,37 +13,6 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-func TestACancelLeavesNoTrace(t *testing.T) {
-	for _, a := range []algo.Algorithm{algo.SlidingLog, algo.SlidingWindow, algo.SlidingCounter, algo.FixedWindow,
-		algo.TokenBucket, algo.LeakyBucket} {
-		t.Run(a.String(), func(t *testing.T) {
-			s, never := New(Config{}), New(Config{})
-			r := rule("p", algo.Limit{Algorithm: a, Limit: 10, Window: 3 * time.Second})
-			k := s.key("p", "k")
-			look := func(s *Store, now time.Duration) Answer {
-				t.Helper()
-				got := must.Value(s.Decide(k, r, at(now), cost(0), nil))(t)
-				got.Pending = false
-				return got
-			}
-			for _, s := range []*Store{s, never} {
-				must.True(t, must.Value(s.Decide(k, r, at(0), cost(9), nil))(t).Allowed, "refused")
-			}
-			for i := range 60 {
-				now := time.Duration(i) * 100 * time.Millisecond
-				call := cost(1)
-				call.Reservation, call.ReserveFor, call.ReserveOnce = reservationOf(1), minute, true
-				must.True(t, must.Value(s.Decide(k, r, at(now), call, nil))(t).Allowed, "%v", now)
-				n, known, err := settle(s, k, r, at(now+time.Millisecond), reservationOf(1), 0)
-				must.True(t, n == 1 && known && err == nil, "%v: cancel: %d, %v, %v", now, n, known, err)
-				got, want := look(s, now+time.Millisecond), look(never, now+time.Millisecond)
-				must.True(t, got == want, "%v: %+v, without the reservations %+v", now, got, want)
-			}
-			expect.Equal(t, look(s, 6*time.Second).Remaining, 10, "remain of 10")
-		})
-	}
-}
-
 // undoWorld is two stores that each are the holder of one partition at times, and what was charged and has stayed.
 type undoWorld struct {
 	t       *testing.T

@@ -148,3 +148,16 @@ func TestStandstill(t *testing.T) {
 			"a node with slow ticks keeps for longer than two leases what no voter answers about, and another may hold it")
 	})
 }
+
+// TestStrangerReports: a process that is not in view yet is waited for anew when it reports again what it holds.
+func TestStrangerReports(t *testing.T) {
+	l := newAlone(t)
+	l.hold(peerX, term(1))
+	l.wait(time.Duration(strangerFor) - 100*time.Millisecond)
+	l.hold(peerX, term(1))
+	l.see(self, Node{}, peerY)
+	l.wait(time.Duration(strangerFor) - 300*time.Millisecond)
+	expect.True(t, len(said[*Query](l, peerY)) == 0, "asked for what a process holds that has just reported it")
+	l.wait(time.Second)
+	last[*Query](l, peerY)
+}

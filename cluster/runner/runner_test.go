@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -463,30 +462,6 @@ func TestMessagesAndNotes(t *testing.T) {
 	}
 	s := k.Stats()
 	expect.True(t, s.Events["claimed"] == partitions && s.Events["handed over"] == 1 && len(s.Events) == 2, "%+v", s)
-}
-
-// TestJournal: what happens to many partitions in a second, message by message and under different terms, is one line
-// for each other node.
-func TestJournal(t *testing.T) {
-	var log testkit.Buffer
-	logger := slog.New(slog.NewTextHandler(&log, nil))
-	var j journal
-	term := func(n uint64) ownership.Term { return ownership.Term{N: n << 16} }
-	for p := range 1000 {
-		j.add(ownership.Note{What: "merged", Partition: p, Term: term(uint64(5 + p%3)),
-			Other: ownership.Node{Name: []string{"b", "c"}[p%2]}}, int64(p))
-		j.write(logger, int64(p), false)
-	}
-	j.add(ownership.Note{What: "backup dropped", Partition: 9, Term: term(4), Other: other, Detail: "lost"}, 500)
-	must.True(t, log.String() == "", "not held: %s", log.String())
-	j.write(logger, int64(holdNotes), false)
-	j.write(logger, 2*int64(holdNotes), false)
-	const want = `msg="ownership changed" event=merged count=500 partition=0 term=0.7/0000 other=b
-msg="ownership changed" event=merged count=500 partition=1 term=0.7/0000 other=c
-msg="ownership changed" event="backup dropped" count=1 partition=9 term=0.4/0000 other=other detail=lost
-`
-	got := regexp.MustCompile(`(?m)^time=\S+ level=INFO `).ReplaceAllString(log.String(), "")
-	expect.Equal(t, got, want)
 }
 
 func TestStatus(t *testing.T) {

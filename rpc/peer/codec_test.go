@@ -282,48 +282,6 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// steady is a batch as there are many, and what comes of it.
-func steady() (ops []*limiter.Op) {
-	for i := range 100 {
-		op := check(fmt.Sprintf("user-%08d", i*4711), 1)
-		*op.Decision = limit.Decision{
-			Policy: "p", Allowed: true, Granted: 1, Limit: 1000, Remaining: 900 + int64(i), Window: time.Minute,
-			ResetAfter: time.Duration(i) * time.Second,
-		}
-		ops = append(ops, op)
-	}
-	return ops
-}
-
-// BenchmarkPack is the whole way of 100 checks and their decisions as messages, without the network.
-func BenchmarkPack(b *testing.B) {
-	ops, numbers, names := steady(), new(wire.Numbers), new(numberedTargets)
-	room := make([]received, 0, len(ops))
-	var request, answer []byte
-	b.ReportAllocs()
-	for b.Loop() {
-		var err error
-		request, err = packedBatch(numbers, 1, time.Second, ops...).MarshalVT()
-		must.NoError(b, err)
-		in := peerv1.BatchFromVTPool()
-		must.NoError(b, in.UnmarshalVT(request))
-		clear(room[:len(ops)])
-		got := must.Value(names.unpack(in, room))(b)
-		in.ReturnToVTPool()
-		for i := range got {
-			*got[i].link().Decision = *ops[i].Decision
-		}
-		answer, err = reply(1, got).MarshalVT()
-		must.NoError(b, err)
-		out := peerv1.ReplyFromVTPool()
-		must.NoError(b, out.UnmarshalVT(answer))
-		must.True(b, read(out, ops), "malformed")
-		out.ReturnToVTPool()
-	}
-	b.ReportMetric(float64(b.Elapsed())/float64(b.N*len(ops)), "ns/check")
-	b.ReportMetric(float64(len(request)+len(answer))/float64(len(ops)), "bytes/check")
-}
-
 // FuzzPackedOperations: whatever bytes a peer sends become operations or an error, and checks that are packed again
 // arrive as they are.
 func FuzzPackedOperations(f *testing.F) {

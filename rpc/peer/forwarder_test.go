@@ -16,8 +16,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/fifo"
@@ -346,68 +344,6 @@ func TestStuckPeer(t *testing.T) {
 	wantAbandoned(t, l)
 }
 
-// TestAbandonedIsNotRepeated: when the stream ends later on, a batch that nobody waits for is not sent again.
-func TestAbandonedIsNotRepeated(t *testing.T) {
-	noLeaks(t)
-	var mu sync.Mutex
-	var got []*peerv1.Batch
-	cut := make(chan struct{})
-	addr := serveBatches(t, func(s peerv1.Peer_ForwardServer, names *numberedTargets, b *peerv1.Batch) error {
-		mu.Lock()
-		got = append(got, b)
-		first := len(got) == 1
-		mu.Unlock()
-		if first {
-			<-cut
-			return errOver
-		}
-		return s.Send(answers(t, names, b))
-	})
-	p := newPeers(t, addr)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan *limiter.Op)
-	go func() { done <- forward(p, ctx, 1) }()
-	testkit.Eventually(t, "bob got the batch", func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		return len(got) == 1
-	})
-	cancel()
-	wantUnreachable(t, <-done)
-	close(cut)
-	wantAnswer(t, forward(p, testkit.Within(t, testkit.Patience), 2))
-	mu.Lock()
-	defer mu.Unlock()
-	for _, b := range got[1:] {
-		expect.True(t, slices.Equal(b.Checks.Costs, []int64{2}), "%v", got)
-	}
-}
-
-// TestPoison: a message that breaks the stream it is sent on is not sent again.
-func TestPoison(t *testing.T) {
-	noLeaks(t)
-	var tries atomic.Int64
-	addr := serveBatches(t, func(s peerv1.Peer_ForwardServer, names *numberedTargets, b *peerv1.Batch) error {
-		ops := asked(t, names, b)
-		for _, op := range ops {
-			if op.Cost == 666 {
-				tries.Add(1)
-				return status.Error(codes.InvalidArgument, "poison")
-			}
-		}
-		admit(ops)
-		return s.Send(replyOf(b.Sequence, ops...))
-	})
-	p := newPeers(t, addr)
-	ctx := testkit.Within(t, testkit.Patience)
-	testkit.Soon(t, func() {
-		wantAnswer(t, forward(p, ctx, 1))
-		wantUnreachable(t, forward(p, ctx, 666))
-		wantAnswer(t, forward(p, ctx, 2))
-	})
-	expect.Equal(t, tries.Load(), 1, "how often it was sent")
-}
-
 func TestGarbageReplies(t *testing.T) {
 	right := func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, admitted(check("k", 5))) }
 	type replies = []func(*peerv1.Batch) *peerv1.ForwardReply
@@ -577,39 +513,6 @@ func TestAbandonedAmongOthers(t *testing.T) {
 		!its[1].Decision.Allowed, "%+v, %+v", stays.ops[0].Outcome, its[0].Outcome)
 	expect.True(t, l.waiting == 0 && len(gone.done) == 0, "%d waiting, landed %d times after all", l.waiting,
 		len(gone.done))
-}
-
-// TestNextStreamDefinesAnew: a peer knows nothing of the numbers of an earlier stream.
-func TestNextStreamDefinesAnew(t *testing.T) {
-	noLeaks(t)
-	var streams atomic.Int64
-	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
-		streams.Add(1)
-		_ = s.Send(welcome(transport.Protocol))
-		var names numberedTargets
-		for left := 2; left > 0; {
-			in, err := s.Recv()
-			if err != nil {
-				return nil
-			}
-			if b := in.GetBatch(); b != nil {
-				_ = s.Send(answers(t, &names, b))
-				left--
-			}
-		}
-		_, _ = s.Recv() // and will be repeated
-		return nil
-	})
-	p := newPeers(t, addr)
-	ctx := testkit.Within(t, testkit.Patience)
-	for i := range 12 {
-		op := check("k", 1)
-		op.Policy = []string{"p", "q"}[i%2]
-		p.Forward(ctx, bob, []*limiter.Op{op})
-		wantAnswer(t, op)
-	}
-	n := streams.Load()
-	expect.True(t, n >= 4, "%d streams", n)
 }
 
 // BenchmarkForward is what a hop costs, with as many callers as there are in a busy node.

@@ -178,13 +178,6 @@ func asked(t testing.TB, names *numberedTargets, b *peerv1.Batch) (ops []*limite
 	return ops
 }
 
-// answers is the right reply to a batch.
-func answers(t testing.TB, names *numberedTargets, b *peerv1.Batch) *peerv1.ForwardReply {
-	ops := asked(t, names, b)
-	admit(ops)
-	return replyOf(b.Sequence, ops...)
-}
-
 // rawStream is a stream to bob that is the test's to misuse.
 func rawStream(t testing.TB, addr string, hello *peerv1.Hello) peerv1.Peer_ForwardClient {
 	t.Helper()

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,7 +19,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/fifo"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/test/expect"
@@ -115,26 +113,6 @@ func TestMessengerCarriesEveryMessage(t *testing.T) {
 	m.Send(to(alice, numbered(1)))
 	s := m.Stats()
 	expect.Equal(t, s.Dropped, 2, "%+v", s)
-}
-
-// TestMessengerBothWays: an answer finds its way by the sender that the stream's hello named.
-func TestMessengerBothWays(t *testing.T) {
-	noLeaks(t)
-	addrs := map[string]string{}
-	var b *Messenger
-	b = newMessenger(t, bob, addrs, func(e ownership.Envelope) {
-		b.Send([]ownership.Envelope{{From: e.To, To: e.From,
-			Message: &ownership.Records{ID: e.Message.(*ownership.ReadRecords).ID}}})
-	})
-	answers := make(chan ownership.Envelope, 10)
-	a := newMessenger(t, alice, addrs, into(answers))
-	addrs[alice.Name], addrs[bob.Name] = serveMessenger(t, a), serveMessenger(t, b)
-	for i := range 10 {
-		a.Send(to(bob, numbered(i)))
-		want := ownership.Envelope{From: bob, To: alice, Message: &ownership.Records{ID: uint64(i)}}
-		got := receive(t, answers)
-		must.True(t, reflect.DeepEqual(got, want), "%+v", got)
-	}
 }
 
 func TestMessengerRefuses(t *testing.T) {
@@ -368,24 +346,6 @@ func TestMessengerQueueIsBounded(t *testing.T) {
 	expect.Equal(t, arrived+int(s.Dropped), messages, "%d arrived, %+v", arrived, s)
 }
 
-// TestFrames: frames have so much each, in order.
-func TestFrames(t *testing.T) {
-	m := NewMessenger(MessengerConfig{})
-	c := &queue{m: m, to: bob, wake: fifo.NewSignal()}
-	var sent, got []ownership.Message
-	for i := range 30 {
-		msg := block(i, 100<<10)
-		sent = append(sent, msg)
-		c.add([]ownership.Envelope{{Message: msg}})
-	}
-	for frame := c.take(); len(frame) > 0; frame = c.take() {
-		expect.True(t, len(frame) == 2, "a frame of %d messages", len(frame))
-		got = append(got, frame...)
-	}
-	expect.True(t, slices.Equal(got, sent) && !c.Pending() && c.weight == 0, "sent %d, got %d", len(sent), len(got))
-	expect.Equal(t, m.Stats(), MessengerStats{})
-}
-
 func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
 	noLeaks(t)
 	arrived := make(chan ownership.Envelope, 10)
@@ -571,64 +531,6 @@ func TestMessengerCloseUnderLoad(t *testing.T) {
 	for range 5 {
 		round()
 	}
-}
-
-// BenchmarkMessenger measures an exchange (a message and its answer, one at a time), and a flood of messages.
-func BenchmarkMessenger(b *testing.B) {
-	replicate := block(1, 200)
-	ack := &ownership.BlockAck{Log: 1, Position: 1}
-	pair := func(b *testing.B, receive func(back *Messenger, e ownership.Envelope)) (*Messenger,
-		chan ownership.Envelope) {
-		addrs := map[string]string{}
-		answers := make(chan ownership.Envelope, 1)
-		var there *Messenger
-		there = newMessenger(b, bob, addrs, func(e ownership.Envelope) { receive(there, e) })
-		here := newMessenger(b, alice, addrs, into(answers))
-		addrs[alice.Name], addrs[bob.Name] = serveMessenger(b, here), serveMessenger(b, there)
-		return here, answers
-	}
-	b.Run("exchange", func(b *testing.B) {
-		here, answers := pair(b, func(back *Messenger, e ownership.Envelope) {
-			back.Send([]ownership.Envelope{{From: e.To, To: e.From, Message: ack}})
-		})
-		send := to(bob, replicate)
-		for b.Loop() {
-			here.Send(send)
-			<-answers
-		}
-	})
-	b.Run("flood", func(b *testing.B) {
-		var received atomic.Int64
-		here, _ := pair(b, func(*Messenger, ownership.Envelope) { received.Add(1) })
-		sent := int64(0)
-		for b.Loop() {
-			for sent-received.Load() > 10_000 { // far below what waits at most
-				time.Sleep(10 * time.Microsecond)
-			}
-			here.Send(to(bob, block(1, 200)))
-			sent++
-		}
-		for received.Load() < sent {
-			time.Sleep(10 * time.Microsecond)
-		}
-		b.ReportMetric(float64(sent)/b.Elapsed().Seconds(), "messages/s")
-	})
-	b.Run("chunks", func(b *testing.B) {
-		var received atomic.Int64
-		here, _ := pair(b, func(*Messenger, ownership.Envelope) { received.Add(1) })
-		b.SetBytes(256 << 10)
-		sent := int64(0)
-		for b.Loop() {
-			for sent-received.Load() > 16 {
-				time.Sleep(10 * time.Microsecond)
-			}
-			here.Send(to(bob, block(0, 256<<10)))
-			sent++
-		}
-		for received.Load() < sent {
-			time.Sleep(10 * time.Microsecond)
-		}
-	})
 }
 
 var (

@@ -233,7 +233,7 @@ var mutants = []mutant{
 	{
 		"ownership: a node that leaves trusts its view", "cluster/ownership/leave.go",
 		[]edit{{"return c.view.Leaving && c.awake-c.leftAt < lossSeen || ", "return "}},
-		ownership + "TestLeaverStaysForTheSilent", "copies are stranded",
+		ownership + "TestStandstill", "a leaving node trusts its view",
 	},
 	{
 		"ownership: the backup of what was handed over is not told to forget", move,
