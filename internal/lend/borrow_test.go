@@ -25,6 +25,13 @@ type owner struct {
 	u  algo.Loans
 }
 
+func newOwner(t *testing.T, l algo.Limit) *owner {
+	o := &owner{t: t, ls: algo.Limits{l}, a: algo.NewArena(nil)}
+	o.s = make(algo.State, o.ls.Words())
+	o.ls.Init(o.s, algo.Instant{})
+	return o
+}
+
 func (o *owner) expire(now int64) {
 	for {
 		if _, ok, err := o.ls.Expire(o.a, o.s, algo.Instant{Mono: now, Wall: now}, &o.u); err != nil {
@@ -96,9 +103,7 @@ func TestBook(t *testing.T) {
 	taken, refused, recalls, messages, ticks := 0, 0, 0, 0, 0
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		o := &owner{t: t, ls: algo.Limits{{Algorithm: algo.SlidingLog, Limit: limit, Window: w}}, a: algo.NewArena(nil)}
-		o.s = make(algo.State, o.ls.Words())
-		o.ls.Init(o.s, algo.Instant{})
+		o := newOwner(t, algo.Limit{Algorithm: algo.SlidingLog, Limit: limit, Window: w})
 		books := make([]*Book[string, int], 4)
 		next := make([]int64, len(books))
 		rate := make([]float64, len(books))
