@@ -1,7 +1,6 @@
 package load
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -102,70 +100,11 @@ func serveHTTP(t *testing.T) string {
 	return srv.Listener.Addr().String()
 }
 
-func serveRESP(t *testing.T) string {
-	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	var work sync.WaitGroup
-	work.Go(func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			work.Go(func() {
-				defer conn.Close()
-				answerRESP(conn)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = l.Close()
-		work.Wait()
-	})
-	return l.Addr().String()
-}
-
-// answerRESP answers commands of the Redis protocol until there are no more.
-func answerRESP(conn net.Conn) {
-	in := bufio.NewReader(conn)
-	for {
-		var n int
-		if _, err := fmt.Fscanf(in, "*%d\r\n", &n); err != nil {
-			return
-		}
-		words := make([]string, n)
-		for i := range words {
-			var length int
-			if _, err := fmt.Fscanf(in, "$%d\r\n", &length); err != nil {
-				return
-			}
-			word := make([]byte, length+2)
-			if _, err := io.ReadFull(in, word); err != nil {
-				return
-			}
-			words[i] = string(word[:length])
-		}
-		command := strings.Join(words, " ")
-		key, _ := strings.CutPrefix(command, "WEIR.CHECK p ")
-		key, _ = strings.CutSuffix(key, " 3")
-		answer, ok := said[key]
-		bit := map[bool]int{true: 1}
-		switch {
-		case command == "AUTH secret":
-			fmt.Fprint(conn, "+OK\r\n")
-		case ok:
-			fmt.Fprintf(conn, "*4\r\n$7\r\nallowed\r\n:%d\r\n$11\r\nfailed_open\r\n:%d\r\n", bit[answer.Allowed],
-				bit[answer.FailedOpen])
-		default:
-			fmt.Fprint(conn, "-ERR a mistake\r\n")
-		}
-	}
-}
-
 // TestAnswers: each protocol's answers mean the same, and carry the token.
 func TestAnswers(t *testing.T) {
 	for over, addr := range map[string]string{
 		"grpc": testkit.Serve(t, func(r grpc.ServiceRegistrar) { weirv1.RegisterLimiterServer(r, limiter{}) }),
-		"http": serveHTTP(t), "resp": serveRESP(t),
+		"http": serveHTTP(t),
 	} {
 		askers, closeAll, err := Nodes{
 			Over: over, Addrs: []string{addr, addr}, Connections: 1, Concurrency: 2, Timeout: 10 * time.Second,
@@ -175,9 +114,6 @@ func TestAnswers(t *testing.T) {
 		expect.True(t, len(askers) == 2, "%s: %d askers for 2 addresses", over, len(askers))
 		for _, a := range askers {
 			for key, want := range said {
-				if over == "resp" {
-					want.FailedClosed = false // which its answers do not tell from refused
-				}
 				got, err := a.Ask(t.Context(), key)
 				expect.True(t, got == want && err == nil, "%s: %s is %+v, %v", over, key, got, err)
 			}
