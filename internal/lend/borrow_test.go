@@ -80,6 +80,15 @@ func newBook(wake func()) *Book[string, int] {
 // at is a clock that stands still.
 func at(now int64) func() int64 { return func() int64 { return now } }
 
+// miss has keys missed until the book has a loan of each.
+func miss(b *Book[string, int], now int64, keys ...string) {
+	for b.Loans() < len(keys) {
+		for _, key := range keys {
+			b.Missed(key, 1, at(now), nil)
+		}
+	}
+}
+
 // due is what a book reports at now.
 func due(b *Book[string, int], now int64) []Report[string, int] {
 	reports, _ := b.Report(now)
@@ -244,9 +253,7 @@ func TestTake(t *testing.T) {
 // has reported in the borrower's name, is returned. What reports have asked for that were not answered may still come.
 func TestTakesNoMoreThanAsked(t *testing.T) {
 	b := newBook(func() {})
-	for b.Loans() == 0 {
-		b.Missed("k", 1, at(1), nil)
-	}
+	miss(b, 1, "k")
 	first := due(b, 1)[0]
 	b.Missed("k", 1, at(1+int64(unanswered)), nil)
 	second := due(b, 1+int64(unanswered))[0]
@@ -321,9 +328,7 @@ func TestLoanLongOver(t *testing.T) {
 // What is taken after the deadline is not admitted, and not spent twice.
 func TestDeadline(t *testing.T) {
 	b := newBook(func() {})
-	for b.Loans() == 0 {
-		b.Missed("k", 1, at(1), nil)
-	}
+	miss(b, 1, "k")
 	number := due(b, 1)[0].Number
 	b.Answered(1, 100, []Answer[int]{{Number: number, Lent: limit.Lent{Granted: 10, Term: 500}}})
 	for _, c := range []struct {
@@ -372,9 +377,7 @@ func TestSample(t *testing.T) {
 
 func BenchmarkTake(b *testing.B) {
 	book := newBook(func() {})
-	for book.Loans() == 0 {
-		book.Missed("k", 1, at(1), nil)
-	}
+	miss(book, 1, "k")
 	book.Answered(1, 2, []Answer[int]{{Number: due(book, 1)[0].Number,
 		Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour}}})
 	now := func() int64 { return 5 }
@@ -392,9 +395,7 @@ func BenchmarkTake(b *testing.B) {
 func lent(t *testing.T, granted int64) (b *Book[string, int], number uint64) {
 	t.Helper()
 	b = newBook(func() {})
-	for b.Loans() == 0 {
-		b.Missed("k", 1, at(1), nil)
-	}
+	miss(b, 1, "k")
 	number = due(b, 1)[0].Number
 	b.Answered(1, 2, []Answer[int]{{Number: number, Lent: limit.Lent{Granted: granted, Term: time.Second}}})
 	return b, number
@@ -445,9 +446,7 @@ func TestRecalled(t *testing.T) {
 func TestUnheard(t *testing.T) {
 	wakes := 0
 	b := newBook(func() { wakes++ })
-	for b.Loans() == 0 {
-		b.Missed("k", 1, at(1), nil)
-	}
+	miss(b, 1, "k")
 	now := int64(1)
 	report := func(want int) Report[string, int] {
 		t.Helper()
