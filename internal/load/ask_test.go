@@ -17,40 +17,11 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/algo"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
-
-// TestOpenErrors: what cannot be asked is an error that begins with the setting.
-func TestOpenErrors(t *testing.T) {
-	token := func(addr string) (string, error) {
-		if strings.HasPrefix(addr, "127.") {
-			return "secret", nil
-		}
-		return "", errors.New("no token for " + addr)
-	}
-	for _, c := range []struct {
-		want  string
-		spoil func(*Nodes)
-	}{
-		{"over: ", func(c *Nodes) { c.Over = "udp" }},
-		{"over: ", func(c *Nodes) { c.Over, c.Inline = "resp", &algo.Limit{} }},
-		{"addr: ", func(c *Nodes) { c.Addrs = []string{"127.0.0.1:1", "localhost"} }},
-		{"addr: ", func(c *Nodes) { c.Addrs = []string{":1"} }},
-		{"no token for 192.0.2.1:1", func(c *Nodes) { c.Addrs = []string{"127.0.0.1:1", "192.0.2.1:1"} }},
-	} {
-		for _, over := range []string{"grpc", "stream", "http", "resp"} {
-			cfg := Nodes{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{},
-				Token: token}
-			c.spoil(&cfg)
-			_, _, err := cfg.Open()
-			expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%s: %v, want %s", over, err, c.want)
-		}
-	}
-}
 
 // said is what a node answers to a key: its name.
 var said = map[string]Answer{
