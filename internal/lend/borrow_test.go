@@ -309,6 +309,21 @@ func TestKnownIsWhatAnswersConfirm(t *testing.T) {
 	expect.True(t, len(r) == 1 && r[0].Totals.Spent == 8 && r[0].Known == 4, "%+v", r)
 }
 
+// TestPending: who waits for units is told when the owner has answered the report that asks for them.
+func TestPending(t *testing.T) {
+	b, number := lent(t, 10)
+	b.Take("k", 10, at(5))
+	now := int64(time.Second) / perTerm
+	r := due(b, now)
+	coming := b.Pending("k", 3, now+1)
+	must.True(t, coming != nil && len(r) == 1 && r[0].Want >= 3, "%v, %+v", coming, r)
+	b.Answered(now, now, []Answer[int]{{Number: number, Lent: limit.Lent{Granted: 20, Spent: 10, Term: time.Second}}})
+	<-coming
+	_, _, ok := b.Take("k", 3, at(now))
+	expect.True(t, ok, "the units are not there")
+	expect.True(t, b.Pending("none", 1, now) == nil, "somebody waits for a key without a loan")
+}
+
 // TestLoanLongOver: a loan that is over for so long that its owner has charged it is not reported again: the key's next
 // loan has another number.
 func TestLoanLongOver(t *testing.T) {
