@@ -44,12 +44,6 @@ policies:
     limit: -1
 `
 
-func parseFile(t testing.TB, text string) *Set {
-	t.Helper()
-	s := must.Value(Parse("policies.yaml", []byte(text)))(t)
-	return s
-}
-
 // spell is what a rule says, briefly.
 func spell(r *Rule) string {
 	switch {
@@ -68,7 +62,7 @@ func spell(r *Rule) string {
 // TestWithOverrides: exactly the key counts before the longest prefix, and for the same key or prefix the operators'
 // before the file's.
 func TestWithOverrides(t *testing.T) {
-	file := parseFile(t, overriddenFile)
+	file := mustParse(t, overriddenFile)
 	list := []Override{
 		{Policy: "login", Key: "alice", Settings: `{"limit":500}`},
 		{Policy: "login", Prefix: "vip-", Settings: `{"limit":7,"window":"2m"}`},
@@ -122,7 +116,7 @@ func TestWithOverrides(t *testing.T) {
 	same, _ := file.WithOverrides(nil, again)
 	expect.Equal(t, same, file, "without overrides it is another set")
 	// Another file, under which the same settings mean something else.
-	other := parseFile(t, strings.ReplaceAll(overriddenFile, "window: 1m", "window: 3m"))
+	other := mustParse(t, strings.ReplaceAll(overriddenFile, "window: 1m", "window: 3m"))
 	moved, _ := other.WithOverrides(list, set)
 	if login, _ := moved.Get("login"); spell(login.Rule("alice")) != "sliding_log 500/3m0s" {
 		t.Errorf("%s: taken from the other file", spell(login.Rule("alice")))
@@ -134,7 +128,7 @@ func TestWithOverrides(t *testing.T) {
 
 // TestAccepts: what does not suit is an error that names the field.
 func TestAccepts(t *testing.T) {
-	file := parseFile(t, overriddenFile)
+	file := mustParse(t, overriddenFile)
 	long := strings.Repeat("k", limit.MaxKey+1)
 	for _, c := range []struct {
 		policy, key, prefix, settings string
@@ -206,7 +200,7 @@ func FuzzAccepts(f *testing.F) {
 	f.Add("login", `{"limits":[{"limit":5,"window":"day","align":"calendar","algorithm":"fixed_window","time_zone":"Europe/Berlin"}]}`)
 	f.Add("bucket", "limit: &a 5\ncapacity: *a")
 	f.Fuzz(func(t *testing.T, policy, settings string) {
-		file := parseFile(t, overriddenFile)
+		file := mustParse(t, overriddenFile)
 		o := Override{Policy: policy, Key: "k", Settings: settings}
 		if err := file.Accepts(o); err != nil {
 			expect.True(t, err.Field != "" && err.Message != "", "%+v", err)

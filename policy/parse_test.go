@@ -198,35 +198,6 @@ const documented = `policies:
     time_zone: Europe/Berlin
 `
 
-func TestDocumented(t *testing.T) {
-	s := mustParse(t, documented)
-	var names []string
-	for _, p := range s.Policies() {
-		names = append(names, fmt.Sprintf("%s:%d", p.Name, p.Line))
-	}
-	want := []string{"login:2", "payout:11", "report:17"}
-	expect.True(t, slices.Equal(names, want), "got %q, want %q", names, want)
-	login := mustGet(t, s, "login")
-	if want := (algo.Limits{{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute}}); !slices.Equal(login.Limits,
-		want) {
-		t.Errorf("login: %+v", login.Limits)
-	}
-	r := login.Rule("admin")
-	expect.True(t, r.Unlimited && !r.Blocked && r.Limits == nil && r.Key == "admin", "admin: %+v", r)
-	partner := algo.Limits{{Algorithm: algo.SlidingLog, Limit: 50, Window: time.Minute}}
-	r = login.Rule("partner:x")
-	expect.True(t, slices.Equal(r.Limits, partner) && r.Prefix == "partner:", "partner: %+v", r)
-	r = login.Rule("alice")
-	expect.True(t, slices.Equal(r.Limits, login.Limits) && r.Key == "" && r.Prefix == "", "alice: %+v", r)
-	expect.True(t, login.OnError == Open && !login.Shadow && !login.Concurrency, "login: %+v", login)
-	p := mustGet(t, s, "payout")
-	expect.True(t, p.Strict && p.Durability == Escrow && p.OnError == Closed && p.ColdStart == ColdOpen,
-		"payout: %+v", p)
-	report := mustGet(t, s, "report").Limits[0]
-	expect.True(t, report.Period == algo.Day && report.Window == 0 && report.Zone.String() == "Europe/Berlin",
-		"report: %+v", report)
-}
-
 // TestGuarantees: what a policy says of the failure of nodes and of the connections between them.
 func TestGuarantees(t *testing.T) {
 	for _, test := range []struct {

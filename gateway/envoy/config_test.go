@@ -11,7 +11,6 @@ import (
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/reload"
@@ -211,21 +210,6 @@ func TestStateKeys(t *testing.T) {
 				add(a, b, c, b)
 			}
 		}
-	}
-}
-
-// TestOverride: the reference takes the limit that a request brings along in place of any, for a domain that it knows.
-func TestOverride(t *testing.T) {
-	d := parse(t, matching).domain("d")
-	in := entriesOf("plain", "v")
-	in.Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 42, Unit: typev3.RateLimitUnit_HOUR}
-	m, err := d.match(in)
-	expect.True(t, err == nil && m.perUnit == 42 && m.limit.Window == time.Hour && m.key == "plain=v",
-		"%+v, %v", m, err)
-	for _, unit := range []typev3.RateLimitUnit{typev3.RateLimitUnit_UNKNOWN, 99, -1} {
-		in.Limit.Unit = unit
-		_, err := d.match(in)
-		expect.True(t, err != nil, "unit %v taken", unit)
 	}
 }
 

@@ -3,7 +3,6 @@ package envoyquota
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -38,7 +37,6 @@ type world struct {
 	// service is that of the node at which data planes arrive next.
 	service *Service
 	planes  []*plane
-	log     []string
 
 	admitted  map[string][]int64 // by key, the instants of all true admissions
 	uncovered map[string][]int64 // of them those by data planes without an assignment, or whose assignment has ended
@@ -76,10 +74,6 @@ func (w *world) run(until time.Duration) {
 }
 
 func (w *world) start() int64 { return int64(time.Hour) }
-
-func (w *world) note(format string, args ...any) {
-	w.log = append(w.log, fmt.Sprintf("%8.3f ", float64(w.now.Load()-w.start())/1e9)+fmt.Sprintf(format, args...))
-}
 
 const config = `
 domain: edge
@@ -120,7 +114,6 @@ func (w *world) serving(quotas limit.Quotas, kept *fairshare.Places) *Service {
 
 // restart ends all streams, and has data planes connect to a node that knows nothing of them.
 func (w *world) restart() {
-	w.note("restart")
 	for _, p := range w.planes {
 		p.cut()
 	}
@@ -291,7 +284,6 @@ func (p *plane) cut() {
 	if p.session == nil {
 		return
 	}
-	p.w.note("%s cut", p.name)
 	p.session.close()
 	p.session = nil
 	p.epoch++
@@ -399,7 +391,6 @@ func (p *plane) handled(s *session, m *quotav3.RateLimitQuotaUsageReports) {
 
 // hang has the server take nothing for a time, in which the stream stays open, and then all of it.
 func (p *plane) hang(d time.Duration) {
-	p.w.note("%s hangs", p.name)
 	p.hung = []func(){}
 	p.w.after(d, func() {
 		all := p.hung
@@ -419,7 +410,6 @@ func (p *plane) receive(out *quotav3.RateLimitQuotaResponse) {
 			continue
 		}
 		if a.GetAbandonAction() != nil {
-			p.w.note("%s abandons %s", p.name, key)
 			if b.allowed+b.denied > 0 {
 				p.w.met[abandonLoses]++
 			}
@@ -439,7 +429,6 @@ func (p *plane) receive(out *quotav3.RateLimitQuotaResponse) {
 		b.strategy, b.covered = s, true
 		b.version++
 		version := b.version
-		p.w.note("%s has %v", p.name, s)
 		life := time.Duration(q.GetAssignmentTimeToLive().GetSeconds()) * time.Second // not set: at once
 		p.w.after(time.Duration(float64(life)/p.rate), func() {
 			if b.version == version {
@@ -458,13 +447,12 @@ func (p *plane) readable(q *quotav3.RateLimitQuotaResponse_BucketAction_QuotaAss
 	if life.GetSeconds() < 1 || life.GetNanos() != 0 || s.GetStrategy() == nil || s.GetRequestsPerTimeUnit() != nil ||
 		s.GetTokenBucket() != nil &&
 			(every.GetSeconds() < 1 || every.GetNanos() != 0 || s.GetTokenBucket().GetTokensPerFill().GetValue() < 1) {
-		p.w.fatalf("Envoy does not read this: %v", q)
+		p.w.t.Fatalf("Envoy does not read this: %v", q)
 	}
 }
 
 // expire is onActionExpirationTimer.
 func (p *plane) expire(b *fakeBucket) {
-	p.w.note("%s has no assignment any more", p.name)
 	b.covered = false
 	end := func() {
 		p.w.met[fallsBack]++
@@ -579,7 +567,7 @@ func (w *world) judgeBucket(key string, capacity, rate float64) {
 			most, at = v, i
 		}
 		if over := float64(i+1) - rate*now + most - capacity; over > 1e-6 {
-			w.fatalf("%d admissions in %v, %.2f more than %v + %v/s", i-at+1, time.Duration(t-all[at]), over, capacity,
+			w.t.Fatalf("%d admissions in %v, %.2f more than %v + %v/s", i-at+1, time.Duration(t-all[at]), over, capacity,
 				rate)
 		}
 	}
@@ -595,15 +583,7 @@ func (w *world) judgeWindow(key string, most int, window time.Duration) {
 			first++
 		}
 		if n := i - first + 1; n > most+extra(t-int64(window)) {
-			w.fatalf("%d admissions in %v, at most %d may be", n, window, most)
+			w.t.Fatalf("%d admissions in %v, at most %d may be", n, window, most)
 		}
 	}
-}
-
-func (w *world) fatalf(format string, args ...any) {
-	w.t.Helper()
-	for _, line := range w.log[max(0, len(w.log)-40):] {
-		w.t.Log(line)
-	}
-	w.t.Fatalf(format, args...)
 }

@@ -84,7 +84,7 @@ func (w *world) weather(i, seed int) {
 		allowed += f.allowed
 	}
 	if allowed < 100 {
-		w.fatalf("only %d were admitted", allowed)
+		w.t.Fatalf("only %d were admitted", allowed)
 	}
 }
 
@@ -133,7 +133,7 @@ func TestSilence(t *testing.T) {
 					p.judge(w)
 					uncovered += len(w.uncovered["a"])
 					if f.allowed < before+100 {
-						w.fatalf("only %d were admitted once the server was heard again", f.allowed-before)
+						w.t.Fatalf("only %d were admitted once the server was heard again", f.allowed-before)
 					}
 				}
 				expect.Equal(t, (uncovered == 0), of.covered, "%d were admitted without an assignment", uncovered)
@@ -202,7 +202,7 @@ func TestReload(t *testing.T) {
 			w.at(w.start()+int64(41*time.Second+period*2), func() { allowed, denied = f.allowed, f.denied })
 			w.run(100 * time.Second)
 			if f.allowed > allowed || f.denied < denied+1000 {
-				w.fatalf("%d were admitted, and %d denied, after the second report that followed", f.allowed-allowed,
+				w.t.Fatalf("%d were admitted, and %d denied, after the second report that followed", f.allowed-allowed,
 					f.denied-denied)
 			}
 			w.judgeWindow("a", 1200, time.Minute)
@@ -211,7 +211,7 @@ func TestReload(t *testing.T) {
 			f.load("a", 10, 100*time.Second, 150*time.Second)
 			w.run(150 * time.Second)
 			if f.allowed < allowed+100 {
-				w.fatalf("only %d were admitted under the policy that there was before", f.allowed-allowed)
+				w.t.Fatalf("only %d were admitted under the policy that there was before", f.allowed-allowed)
 			}
 		})
 	}
@@ -235,11 +235,11 @@ func TestTerm(t *testing.T) {
 	w.ask("a", 200, 0, 100*time.Second)
 	w.run(100 * time.Second)
 	if spent < 10 {
-		w.fatalf("spent %d", spent)
+		w.t.Fatalf("spent %d", spent)
 	}
 	w.judgeWindow("a", 1200, time.Minute)
 	if n := len(w.admitted["a"]); n < 1200+900 {
-		w.fatalf("only %d were admitted", n)
+		w.t.Fatalf("only %d were admitted", n)
 	}
 }
 
@@ -290,7 +290,7 @@ func TestUse(t *testing.T) {
 			used := float64(len(w.admitted["a"])) / c.most
 			t.Logf("others %d, in all %.2f", w.direct, used)
 			if used < 0.8 {
-				w.fatalf("no more than %.2f of what they could have", used)
+				w.t.Fatalf("no more than %.2f of what they could have", used)
 			}
 		})
 	}

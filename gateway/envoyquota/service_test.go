@@ -20,7 +20,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/weirlimit/weir/internal/fairshare"
@@ -319,38 +318,6 @@ func TestCut(t *testing.T) {
 		}
 		expect.True(t, assigned >= 40, "%s: an assignment was had %d times only", cut.name, assigned)
 	}
-}
-
-// FuzzReports: whatever a data plane sends, what it is lent and what others are admitted are within the limit.
-func FuzzReports(f *testing.F) {
-	for _, m := range []*quotav3.RateLimitQuotaUsageReports{reports("edge", report("a", 0, 1)),
-		reports("edge", report("a", 1, 0), report("b", 3, 1)), reports("")} {
-		b := must.Value(proto.Marshal(m))(f)
-		f.Add(b, b, uint16(5000))
-	}
-	f.Fuzz(func(t *testing.T, first, second []byte, wait uint16) {
-		w := newWorld(t, 1, windowPolicy)
-		s := w.service.open("")
-		defer s.close()
-		for _, b := range [][]byte{first, second, first} {
-			in := new(quotav3.RateLimitQuotaUsageReports)
-			if proto.Unmarshal(b, in) != nil {
-				return
-			}
-			out, err := s.handle(t.Context(), in)
-			if err != nil {
-				continue
-			}
-			lent := 0
-			for _, a := range out.GetBucketAction() {
-				if a.GetBucketId().GetBucket()["tenant"] == "a" {
-					lent += int(a.GetQuotaAssignmentAction().GetRateLimitStrategy().GetTokenBucket().GetMaxTokens())
-				}
-			}
-			must.True(t, lent <= 1200, "%v", lent)
-			w.now.Add(int64(wait) * int64(time.Millisecond))
-		}
-	})
 }
 
 // FuzzSessions has several data planes say anything, in any order: whatever that is, the assignments that are in effect

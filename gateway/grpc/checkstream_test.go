@@ -495,33 +495,6 @@ func TestCheckStreamFinishesForACallerWhoDoesNotRead(t *testing.T) {
 	expect.True(t, !out.More && slices.Equal(out.Checks, []uint32{1}), "%v", out)
 }
 
-// A stream whose caller does not read, though its connection is alive, ends; its requests are finished before the
-// server is.
-func TestCheckStreamEndsWhenNobodyReads(t *testing.T) {
-	noLeaks(t)
-	d := &distant{answer: make(chan struct{})}
-	close(d.answer)
-	served := make(chan error, 1)
-	stream := openStream(t, client(t, ServerConfig{Service: d, WriteTimeout: 20 * time.Millisecond},
-		through(nil, served)))
-	in := streamed(1, slices.Concat([]string{"far"}, slices.Repeat([]string{"near"}, limit.MaxBatch-1))...)
-	for i := range limit.MaxBatch {
-		in.Costs = append(in.Costs, int64(1+i))
-	}
-	var asking sync.WaitGroup
-	asking.Go(func() {
-		for stream.Send(in) == nil { // until the stream has ended
-		}
-	})
-	wantStatus(t, <-served, codes.Aborted, "the answers are not read")
-	var err error
-	for err == nil {
-		_, err = stream.Recv() // what was on its way, and the end
-	}
-	wantStatus(t, err, codes.Aborted, "the answers are not read")
-	asking.Wait()
-}
-
 // A stream whose caller has sent everything, and does not read, ends like one that goes on.
 func TestCheckStreamEndsWhenNobodyReadsTheRest(t *testing.T) {
 	noLeaks(t)

@@ -18,56 +18,8 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/expect"
-	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/scripted"
 )
-
-// mistaken is a service with mistakes: it panics when it begins a check of "begin", and when it finishes one of
-// "finish".
-type mistaken struct{ scripted.Service }
-
-func (*mistaken) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
-	b.Results = make([]limit.Result, len(b.Checks))
-	for i, c := range b.Checks {
-		if c.Key == "begin" {
-			panic(c.Key)
-		}
-		open = append(open, i)
-	}
-	return open, nil
-}
-
-func (*mistaken) Finish(_ context.Context, b *limiter.Batch, open []int) {
-	for _, i := range open {
-		if b.Checks[i].Key == "finish" {
-			panic(b.Checks[i].Key)
-		}
-		b.Results[i].Decision = limit.Decision{Policy: "p", Allowed: true, Granted: 1}
-	}
-}
-
-// TestCheckStreamPanics: a panic in a request of a stream ends the stream, wherever it happens, and is told.
-func TestCheckStreamPanics(t *testing.T) {
-	noLeaks(t)
-	told := make(chan any, 1)
-	c := client(t, ServerConfig{Service: new(mistaken), Panicked: func(_ string, p *panics.Error) { told <- p.Value }})
-	for _, key := range []string{"begin", "finish"} {
-		stream := openStream(t, c)
-		must.NoError(t, stream.Send(streamed(1, key)))
-		_, err := stream.Recv()
-		for ; err == nil; _, err = stream.Recv() {
-		}
-		expect.True(t, status.Code(err) == codes.Internal && <-told == key, "%s: %v", key, err)
-	}
-	stream := openStream(t, c) // another one is not harmed
-	out := exchange(t, stream, streamed(1, "good"))
-	for out.More {
-		out = nextOf(t, stream)
-	}
-	expect.NoError(t, stream.CloseSend())
-	_, err := stream.Recv()
-	expect.Equal(t, err, io.EOF, "a stream without panics")
-}
 
 // givenStream is a stream whose requests the test gives, and that ends with them.
 type givenStream struct {
@@ -105,9 +57,10 @@ func (s *givenStream) SendMsg(m any) error {
 	return nil
 }
 
-// late is a service, and a lender, with mistakes that come late: in finishing checks of "far", in waiting for copies.
+// late is a service, and a lender, with mistakes: in beginning checks of "bad", and late: in finishing checks of "far",
+// in waiting for copies.
 type late struct {
-	mistaken
+	scripted.Service
 	begun chan struct{} // gets one when such is waited for
 	may   chan struct{}
 }
@@ -118,11 +71,18 @@ func (l *late) wait() {
 	panic("late")
 }
 
-func (l *late) Finish(ctx context.Context, b *limiter.Batch, open []int) {
-	if b.Checks[open[0]].Key == "far" {
+func (*late) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
+	if b.Checks[0].Key == "bad" {
+		panic("late")
+	}
+	b.Results = make([]limit.Result, len(b.Checks))
+	return []int{0}, nil
+}
+
+func (l *late) Finish(_ context.Context, b *limiter.Batch, _ []int) {
+	if b.Checks[0].Key == "far" {
 		l.wait()
 	}
-	l.mistaken.Finish(ctx, b, open)
 }
 
 func (l *late) Lend(_ context.Context, in []limit.Borrow, _ []limit.Lent) (func(), error) {
@@ -137,9 +97,9 @@ func (*late) OpenBorrower(_ uint64, recall func(limit.Recall)) func() {
 	return func() {}
 }
 
-// TestPanicsBesideHandlers: a panic in what a stream does beside its handler, or when that has returned, ends the
+// TestPanics: a panic in a stream's handler, in what the stream does beside that, or when that has returned, ends the
 // stream alone, and is told once.
-func TestPanicsBesideHandlers(t *testing.T) {
+func TestPanics(t *testing.T) {
 	unread := func(s *Server, stream *givenStream) error {
 		return s.EndUnread(s.svc, stream, &grpc.StreamServerInfo{FullMethod: "method"},
 			func(srv any, _ grpc.ServerStream) error {
@@ -148,7 +108,7 @@ func TestPanicsBesideHandlers(t *testing.T) {
 			})
 	}
 	checkStream := func(s *Server, stream *givenStream) error { return stream.checkWith(s) }
-	far, good := streamed(1, "far"), streamed(1, "good")
+	bad, far, good := streamed(1, "bad"), streamed(1, "far"), streamed(1, "good")
 	loan := &weirv1.CheckStreamRequest{Borrow: &weirv1.BorrowRequest{Borrower: 1,
 		Loans: []*weirv1.LoanReport{report(16)}}}
 	for _, c := range []struct {
@@ -157,6 +117,7 @@ func TestPanicsBesideHandlers(t *testing.T) {
 		run    func(l *late, s *givenStream, leave func())
 		want   int // panics
 	}{
+		{"checks that begin", checkStream, func(_ *late, s *givenStream, _ func()) { s.requests <- bad }, 1},
 		{"a handler whose caller has gone", unread, func(l *late, _ *givenStream, leave func()) {
 			<-l.begun
 			leave()
@@ -215,7 +176,8 @@ func TestPanicsBesideHandlers(t *testing.T) {
 			defer leave()
 			stream := &givenStream{ctx: ctx, requests: make(chan proto.Message)}
 			var handling sync.WaitGroup
-			handling.Go(func() { _ = c.handle(s, stream) })
+			var err error
+			handling.Go(func() { err = c.handle(s, stream) })
 			c.run(l, stream, leave)
 			close(stream.requests)
 			handling.Wait()
@@ -227,6 +189,7 @@ func TestPanicsBesideHandlers(t *testing.T) {
 				expect.True(t, p == "late", "a panic of %v", p)
 			}
 			expect.Equal(t, n, c.want, "panics are told")
+			expect.True(t, ctx.Err() != nil || status.Code(err) == codes.Internal, "the stream ends with %v", err)
 		})
 	}
 }

@@ -14,7 +14,6 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -145,26 +144,3 @@ type contextStream struct {
 }
 
 func (s contextStream) Context() context.Context { return s.ctx }
-
-// A stream whose handler waits for its caller ends with its context, as when the node stops: a borrower keeps no node
-// from that.
-func TestStreamsEndWithTheirContexts(t *testing.T) {
-	noLeaks(t)
-	l := limiter.New(limiter.Config{})
-	t.Cleanup(l.Close)
-	ctx, stop := context.WithCancel(t.Context())
-	served := make(chan error, 1)
-	until := func(s grpc.ServerStream) grpc.ServerStream { return contextStream{s, ctx} }
-	stream := openLoans(t, connect(t, ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour},
-		through(until, served)))
-	must.NoError(t, stream.Send(&weirv1.BorrowRequest{Borrower: 1}))
-	_, err := stream.Recv()
-	must.NoError(t, err)
-	stop()
-	select {
-	case err := <-served:
-		wantStatus(t, err, codes.OK, "")
-	case <-time.After(10 * time.Second):
-		t.Fatal("the stream goes on")
-	}
-}

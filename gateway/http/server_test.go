@@ -98,42 +98,6 @@ func TestBodyCutShort(t *testing.T) {
 	wantProblem(t, resp, 400, "", "could not be read")
 }
 
-// blocking is a Service that waits for its caller to go away.
-type blocking struct {
-	scripted.Service
-	started, ended chan struct{}
-}
-
-func (b *blocking) Check(ctx context.Context, _ []limit.Check) ([]limit.Result, error) {
-	close(b.started)
-	<-ctx.Done()
-	close(b.ended)
-	return nil, ctx.Err()
-}
-
-func TestCallerGoesAway(t *testing.T) {
-	service := &blocking{started: make(chan struct{}), ended: make(chan struct{})}
-	d := newAPI(t, &service.Service, func(c *Config) { c.Service = service })
-	s := serve(t, d.handler)
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		<-service.started
-		cancel()
-	}()
-	r, err := http.NewRequestWithContext(ctx, "POST", s.URL+"/v1/check", strings.NewReader(`{"policy":"p","key":"k"}`))
-	must.NoError(t, err)
-	r.Header.Set("Content-Type", "application/json")
-	if resp, err := http.DefaultClient.Do(r); err == nil {
-		resp.Body.Close()
-		t.Error("there was an answer")
-	}
-	select {
-	case <-service.ended:
-	case <-time.After(10 * time.Second):
-		t.Error("the service was not told that its caller has gone")
-	}
-}
-
 // echo is a Service that puts what it was asked into its answer.
 type echo struct{ limit.Service }
 

@@ -247,43 +247,6 @@ func TestCommands(t *testing.T) {
 	})
 }
 
-// TestSplitAtEveryByte: commands that come in two pieces, cut anywhere, are answered as when they come at once.
-func TestSplitAtEveryByte(t *testing.T) {
-	_, s, _ := serve(t, func(c *Config) { c.CommandTimeout = time.Minute })
-	// A write to a pipe returns when it has been read, so that the pieces do come apart.
-	conn, there := net.Pipe()
-	defer conn.Close()
-	pipes := testkit.NewPipes()
-	served := make(chan error)
-	go func() { served <- s.Serve(pipes) }()
-	pipes.Conns <- there
-	defer func() {
-		pipes.Close()
-		expect.NoError(t, <-served)
-	}()
-	in := send("HELLO", "3") + send("CL.THROTTLE", "split", "1000", "1", "1", "0") + "PING \"a b\"\r\n" +
-		send("WEIR.PEEK", "login", "k") + send("NOPE", "x") + send("ECHO", "\r\n")
-	r := bufio.NewReader(conn)
-	ask := func(pieces ...string) string {
-		go func() {
-			for _, p := range pieces {
-				_, _ = io.WriteString(conn, p) // the answers tell
-			}
-		}()
-		var out strings.Builder
-		for !strings.HasSuffix(out.String(), "$2\r\n\r\n\r\n") {
-			line := must.Value(r.ReadString('\n'))(t)
-			out.WriteString(line)
-		}
-		return out.String()
-	}
-	whole := ask(in)
-	for at := 1; at < len(in); at++ {
-		must.Equal(t, ask(in[:at], in[at:]), whole, "cut at %d", at)
-	}
-	expect.Equal(t, ask(strings.Split(in, "")...), whole, "byte by byte")
-}
-
 // batches is a Service that notes the sizes of batches.
 type batches struct {
 	Service

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -396,22 +395,6 @@ func TestCheckWith(t *testing.T) {
 			got := h.served()
 			expect.True(t, !slices.Contains(got, address), "the connection stays")
 		}
-	})
-}
-
-// TestForeign: a TLS handshake where plain text is spoken.
-func TestForeign(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var told []string
-		h := newHarness(ListenerConfig{MaxAnonymous: 128,
-			Foreign: func(from net.Addr) { told = append(told, from.String()) }})
-		defer h.close(t)
-		there := h.dial("192.0.2.1:1")
-		go func() {
-			_, _ = there.Write([]byte{tlsHandshake}) // ends with the connection
-		}()
-		_, err := h.conn("192.0.2.1:1").Read(make([]byte, 10))
-		expect.True(t, errors.Is(err, errForeign) && strings.Join(told, " ") == "192.0.2.1:1", "%v, %v", err, told)
 	})
 }
 

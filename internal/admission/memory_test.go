@@ -110,16 +110,3 @@ func TestDivide(t *testing.T) {
 	expect.True(t, b.State > 0 && b.Clients() >= 1 && b.MaxInFlight >= 1,
 		"%+v", b) // too little: it starts all the same
 }
-
-// TestRefit: what is chosen by hand for other parts is taken from State.
-func TestRefit(t *testing.T) {
-	b := Divide(512 * mib)
-	before := b.State
-	b.Unread += 10 * mib
-	b.Refit()
-	expect.True(t, b.State == before-10*mib && b.Sum() <= b.Limit,
-		"state is %d after %d, the sum %d of %d", b.State, before, b.Sum(), b.Limit)
-	b.Unread += 1024 * mib
-	b.Refit()
-	expect.True(t, b.State == LeastState && b.Sum() > b.Limit, "state is %d", b.State)
-}

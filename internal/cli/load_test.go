@@ -143,6 +143,7 @@ func TestLoadErrors(t *testing.T) {
 		"--at-most: ":                           {"--limit", "5/1m", "--at-most", "x"},
 		"--output: ":                            {"--limit", "5/1m", "-o", "xml"},
 		"--over: ":                              {"--limit", "5/1m", "--over", "smoke"},
+		"--over: resp":                          {"--limit", "5/1m", "--over", "resp"},
 		"--addr: ":                              {"--limit", "5/1m", "--addr", "here"},
 		`invalid argument "0" for "--connections" flag: "0" is not a `: {"--limit", "5/1m", "--connections", "0"},
 		`invalid argument "2h" for "--for" flag: "2h" is not a `:       {"--limit", "5/1m", "--for", "2h"},

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +52,9 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --unknown-policy maybe", `--unknown-policy: "maybe" is not one of`},
 		{"run --max-keys many", `…"--max-keys" flag: "many" is not`},
 		{"run --max-keys -1", `…"--max-keys" flag: "-1" is not`},
+		{"run --max-members 10001", `…"--max-members" flag: "10001" is not`},
+		{"run --max-message-size 10B", `…"--max-message-size"`},
+		{"run --write-timeout 1ms", `…"--write-timeout" flag: `},
 		{"run --inline-max-window -1s", `…"--inline-max-window" flag: "-1s" is not a time`},
 		{"run --inline-max-window 1d", `…"--inline-max-window"`},
 		{"run --inline-max-keys -1", `…"--inline-max-keys" flag: "-1" is not`},
@@ -155,29 +157,6 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// TestVotersSetting: the flag, the environment and the file say it alike.
-func TestVotersSetting(t *testing.T) {
-	for name, given := range map[string]struct {
-		args []string
-		env  map[string]string
-		file string
-	}{
-		"flag":        {args: []string{"--voters=a,b,c"}, env: map[string]string{"WEIR_VOTERS": "x"}},
-		"environment": {env: map[string]string{"WEIR_VOTERS": "a,b,c"}, file: "voters: [x]\n"},
-		"file":        {file: "voters: [a, b, c]\n"},
-		"file, text":  {file: "voters: a,b,c\n"},
-	} {
-		var f runFlags
-		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
-		registerSettings(fs, &f)
-		must.NoError(t, fs.Parse(append(given.args, "--config", testkit.WriteFile(t, "weir.yaml", given.file))))
-		must.NoError(t, fillFlags(fs, func(name string) (string, bool) { v, ok := given.env[name]; return v, ok }))
-		if cfg, err := f.nodeConfig(io.Discard); err != nil || !slices.Equal(cfg.Voters, []string{"a", "b", "c"}) {
-			t.Errorf("%s: %q, %v", name, cfg.Voters, err)
-		}
-	}
-}
-
 const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}\n"
 
 func TestValidate(t *testing.T) {
@@ -253,8 +232,7 @@ func TestFlagsAreDocumented(t *testing.T) {
 	})
 }
 
-// TestFlagsOfLimits: flags that are not given leave the bounds to the node, 0 is what the flag says it is, and what
-// makes no sense is an error that names the flag.
+// TestFlagsOfLimits: flags that are not given leave the bounds to the node, and 0 is what the flag says it is.
 func TestFlagsOfLimits(t *testing.T) {
 	said := func(args ...string) node.Config {
 		var f runFlags
@@ -275,24 +253,4 @@ func TestFlagsOfLimits(t *testing.T) {
 		none.MaxMemory == -1 && none.MaxRequestIDs == -1 && none.MaxReservations == -1 &&
 		none.MaxKeyReservations == -1 && none.InlineMaxWindow == -1 && none.InlineMaxKeys == 0 &&
 		none.HTTPPort == node.PortAny && none.GRPCPort == node.PortOff, "flags of 0 say %+v", none)
-	for _, c := range []struct{ args, want string }{
-		{"--max-members 0", "max-members"},
-		{"--max-members 10001", `"--max-members" flag: "10001" is not`},
-		{"--max-connections -1", "max-connections"},
-		{"--max-connections-per-source -1", "max-connections-per-source"},
-		{"--max-anonymous-connections 0", "max-anonymous-connections"},
-		{"--max-connection-age 1ms", `"--max-connection-age" flag: `},
-		{"--idle-timeout -1s", "idle-timeout"},
-		{"--max-streams 0", "max-streams"},
-		{"--max-message-size 1GB2", "max-message-size"},
-		{"--max-message-size 10B", "max-message-size"},
-		{"--max-header-size 1GiB", "max-header-size"},
-		{"--write-timeout 1ms", `"--write-timeout" flag: `},
-		{"--first-message-timeout 0", "first-message-timeout"},
-		{"--max-in-flight -1", "max-in-flight"},
-	} {
-		var out strings.Builder
-		code := run(append([]string{"run"}, strings.Fields(c.args)...), io.Discard, &out)
-		expect.True(t, code == exitError && strings.Contains(out.String(), c.want), "%s: %d %s", c.args, code, &out)
-	}
 }

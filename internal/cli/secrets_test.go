@@ -139,15 +139,3 @@ func TestToken(t *testing.T) {
 			"%s: %d %s", c.args, code, &errOut)
 	}
 }
-
-// TestStatusWithToken: a command presents the token that it is given.
-func TestStatusWithToken(t *testing.T) {
-	n, _, all := startSecured(t, nil)
-	var out, errOut strings.Builder
-	file := testkit.WriteFile(t, "token", all+"\n")
-	code := run([]string{"status", "--addr", n.GRPCAddr(), "--token-file", file}, &out, &errOut)
-	expect.True(t, code == exitOK, "status: %d %s", code, &errOut)
-	code = run([]string{"status", "--addr", n.GRPCAddr()}, &out, &errOut)
-	expect.True(t, code == exitError && strings.Contains(errOut.String(), "authenticate with a token"),
-		"status without a token: %d %s", code, &errOut)
-}

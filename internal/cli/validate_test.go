@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,42 +20,6 @@ import (
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
-
-// TestOneBadFileHidesNoOther: every file is checked, whatever is wrong with one, and mistakes, warnings and files that
-// cannot be read are told apart.
-func TestOneBadFileHidesNoOther(t *testing.T) {
-	bad := testkit.WriteFile(t, "bad.yaml",
-		"policies: [{name: a, algorithm: sliding_log, limit: 0, window: 1m}, {name: b}]\n")
-	strict := testkit.WriteFile(t, "strict.yaml",
-		"policies: [{name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}]\n")
-	files := []string{"/none", bad, strict}
-
-	var out, warned bytes.Buffer
-	ok, err := (&checker{w: &out, stderr: &warned}).all(files)
-	expect.True(t, !ok && err != nil && strings.HasPrefix(err.Error(), "FILE: ") &&
-		strings.Contains(err.Error(), "/none"), "%t, %v", ok, err)
-	if text := out.String(); strings.Count(text, bad+":") < 2 || !strings.Contains(text, strict+": ok, 1 policy\n") {
-		t.Errorf("printed %s", text)
-	}
-	text := warned.String()
-	expect.True(t, strings.HasPrefix(text, "warning: "+strict+":") && !strings.Contains(out.String(), "voters"),
-		"warned %s", text)
-
-	out.Reset()
-	ok, err = (&checker{w: &out, stderr: &warned, asJSON: true}).all(files)
-	expect.True(t, !ok && err != nil, "as JSON: %t, %v", ok, err)
-	var told struct {
-		OK                 bool
-		Mistakes, Warnings []struct {
-			File, Field string
-			Line        int
-		}
-	}
-	err = json.Unmarshal(out.Bytes(), &told)
-	must.True(t, err == nil && !told.OK && len(told.Mistakes) >= 2 && len(told.Warnings) == 1, "%+v, %v", told, err)
-	m, w := told.Mistakes[0], told.Warnings[0]
-	expect.True(t, m.File == bad && m.Line == 1 && m.Field == "policies[0].limit" && w.File == strict, "%+v, %+v", m, w)
-}
 
 // TestConvert: what is written can be read, and nothing is overwritten.
 func TestConvert(t *testing.T) {

@@ -227,20 +227,6 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// TestStrangers: who does not prove to be a member changes nothing; nor does anybody where there is no gossip.
-func TestStrangers(t *testing.T) {
-	n := newNetwork(t, "a")
-	add := &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: key(2)}
-	_, err := n.members["a"].keys.Apply(callFrom(t.Context(), "192.0.2.1"), add)
-	expect.True(t, status.Code(err) == codes.PermissionDenied && n.denied == 1 && n.rings() == id(1),
-		"%v, %d denied, keys %s", err, n.denied, n.rings())
-	none := NewGossipKeys(GossipKeysConfig{})
-	_, err = none.Apply(callFrom(t.Context(), "127.0.0.1"), add)
-	expect.Equal(t, status.Code(err), codes.FailedPrecondition, "a member asks one without gossip: %v", err)
-	_, err = none.gossipKeys(callFrom(t.Context(), "127.0.0.1"), add)
-	expect.Equal(t, status.Code(err), codes.FailedPrecondition, "an operator asks one without gossip: %v", err)
-}
-
 // TestFollow: members whose files change at different times, one of them while it cannot be asked, end with the keys of
 // the files, and none is cut off on the way.
 func TestFollow(t *testing.T) {

@@ -23,10 +23,7 @@ func TestTakeAll(t *testing.T) {
 	var clock atomic.Int64
 	clock.Store(int64(time.Hour))
 	now := clock.Load
-	for b.Loans() < 2 {
-		b.Missed("a", 1, now, nil)
-		b.Missed("b", 1, now, nil)
-	}
+	miss(b, now(), "a", "b")
 	must.True(t, !b.TakeAll([]Part[string, int]{{Key: "a", Units: 1}, {Key: "none", Units: 1}}, now) &&
 		!b.TakeAll(nil, now), "took of a loan that there is not")
 	var stop atomic.Bool
@@ -83,23 +80,23 @@ func TestTakeAll(t *testing.T) {
 	expect.True(t, !b.TakeAll([]Part[string, int]{{Key: "a", Units: 1}}, now), "took of a loan that has ended")
 }
 
-// TestTakeAllEnds: a loan that is over when its units are taken admits nothing, and takes nothing of the others.
-func TestTakeAllEnds(t *testing.T) {
+// lentBoth returns a book with loans of 16 units of a and b; that of b is for a term.
+func lentBoth(now int64, term time.Duration) *Book[string, int] {
 	b := newBook(func() {})
-	now := int64(time.Hour)
-	for b.Loans() < 2 {
-		b.Missed("a", 1, at(now), nil)
-		b.Missed("b", 1, at(now), nil)
-	}
+	miss(b, now, "a", "b")
+	terms := map[string]time.Duration{"a": algo.LoanTerm, "b": term}
 	var answers []Answer[int]
 	for _, r := range due(b, now) {
-		term := algo.LoanTerm
-		if r.Key == "b" {
-			term = 20 * time.Millisecond
-		}
-		answers = append(answers, Answer[int]{Number: r.Number, Lent: limit.Lent{Granted: 16, Term: term}})
+		answers = append(answers, Answer[int]{Number: r.Number, Lent: limit.Lent{Granted: 16, Term: terms[r.Key]}})
 	}
 	b.Answered(now, now, answers)
+	return b
+}
+
+// TestTakeAllEnds: a loan that is over when its units are taken admits nothing, and takes nothing of the others.
+func TestTakeAllEnds(t *testing.T) {
+	now := int64(time.Hour)
+	b := lentBoth(now, 20*time.Millisecond)
 	parts := func() []Part[string, int] { return []Part[string, int]{{Key: "a", Units: 1}, {Key: "b", Units: 1}} }
 	must.True(t, b.TakeAll(parts(), func() int64 { return now + int64(19*time.Millisecond) }),
 		"nothing was admitted in time")
@@ -111,17 +108,8 @@ func TestTakeAllEnds(t *testing.T) {
 
 // TestTakeAllIsUntold: what is taken, and put back as not all of it can be admitted, no report tells in between.
 func TestTakeAllIsUntold(t *testing.T) {
-	b := newBook(func() {})
 	now := int64(time.Hour)
-	for b.Loans() < 2 {
-		b.Missed("a", 1, at(now), nil)
-		b.Missed("b", 1, at(now), nil)
-	}
-	var answers []Answer[int]
-	for _, r := range due(b, now) {
-		answers = append(answers, Answer[int]{Number: r.Number, Lent: limit.Lent{Granted: 16, Term: algo.LoanTerm}})
-	}
-	b.Answered(now, now, answers)
+	b := lentBoth(now, algo.LoanTerm)
 	now += int64(algo.LoanTerm) / 2
 	reported := make(chan []Report[string, int], 1)
 	late := func() int64 { // it is asked when all is taken

@@ -25,6 +25,13 @@ type owner struct {
 	u  algo.Loans
 }
 
+func newOwner(t *testing.T, l algo.Limit) *owner {
+	o := &owner{t: t, ls: algo.Limits{l}, a: algo.NewArena(nil)}
+	o.s = make(algo.State, o.ls.Words())
+	o.ls.Init(o.s, algo.Instant{})
+	return o
+}
+
 func (o *owner) expire(now int64) {
 	for {
 		if _, ok, err := o.ls.Expire(o.a, o.s, algo.Instant{Mono: now, Wall: now}, &o.u); err != nil {
@@ -73,6 +80,15 @@ func newBook(wake func()) *Book[string, int] {
 // at is a clock that stands still.
 func at(now int64) func() int64 { return func() int64 { return now } }
 
+// miss has keys missed until the book has a loan of each.
+func miss(b *Book[string, int], now int64, keys ...string) {
+	for b.Loans() < len(keys) {
+		for _, key := range keys {
+			b.Missed(key, 1, at(now), nil)
+		}
+	}
+}
+
 // due is what a book reports at now.
 func due(b *Book[string, int], now int64) []Report[string, int] {
 	reports, _ := b.Report(now)
@@ -96,9 +112,7 @@ func TestBook(t *testing.T) {
 	taken, refused, recalls, messages, ticks := 0, 0, 0, 0, 0
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		o := &owner{t: t, ls: algo.Limits{{Algorithm: algo.SlidingLog, Limit: limit, Window: w}}, a: algo.NewArena(nil)}
-		o.s = make(algo.State, o.ls.Words())
-		o.ls.Init(o.s, algo.Instant{})
+		o := newOwner(t, algo.Limit{Algorithm: algo.SlidingLog, Limit: limit, Window: w})
 		books := make([]*Book[string, int], 4)
 		next := make([]int64, len(books))
 		rate := make([]float64, len(books))
@@ -239,9 +253,7 @@ func TestTake(t *testing.T) {
 // has reported in the borrower's name, is returned. What reports have asked for that were not answered may still come.
 func TestTakesNoMoreThanAsked(t *testing.T) {
 	b := newBook(func() {})
-	for b.Loans() == 0 {
-		b.Missed("k", 1, at(1), nil)
-	}
+	miss(b, 1, "k")
 	first := due(b, 1)[0]
 	b.Missed("k", 1, at(1+int64(unanswered)), nil)
 	second := due(b, 1+int64(unanswered))[0]
@@ -297,6 +309,21 @@ func TestKnownIsWhatAnswersConfirm(t *testing.T) {
 	expect.True(t, len(r) == 1 && r[0].Totals.Spent == 8 && r[0].Known == 4, "%+v", r)
 }
 
+// TestPending: who waits for units is told when the owner has answered the report that asks for them.
+func TestPending(t *testing.T) {
+	b, number := lent(t, 10)
+	b.Take("k", 10, at(5))
+	now := int64(time.Second) / perTerm
+	r := due(b, now)
+	coming := b.Pending("k", 3, now+1)
+	must.True(t, coming != nil && len(r) == 1 && r[0].Want >= 3, "%v, %+v", coming, r)
+	b.Answered(now, now, []Answer[int]{{Number: number, Lent: limit.Lent{Granted: 20, Spent: 10, Term: time.Second}}})
+	<-coming
+	_, _, ok := b.Take("k", 3, at(now))
+	expect.True(t, ok, "the units are not there")
+	expect.True(t, b.Pending("none", 1, now) == nil, "somebody waits for a key without a loan")
+}
+
 // TestLoanLongOver: a loan that is over for so long that its owner has charged it is not reported again: the key's next
 // loan has another number.
 func TestLoanLongOver(t *testing.T) {
@@ -316,9 +343,7 @@ func TestLoanLongOver(t *testing.T) {
 // What is taken after the deadline is not admitted, and not spent twice.
 func TestDeadline(t *testing.T) {
 	b := newBook(func() {})
-	for b.Loans() == 0 {
-		b.Missed("k", 1, at(1), nil)
-	}
+	miss(b, 1, "k")
 	number := due(b, 1)[0].Number
 	b.Answered(1, 100, []Answer[int]{{Number: number, Lent: limit.Lent{Granted: 10, Term: 500}}})
 	for _, c := range []struct {
@@ -367,9 +392,7 @@ func TestSample(t *testing.T) {
 
 func BenchmarkTake(b *testing.B) {
 	book := newBook(func() {})
-	for book.Loans() == 0 {
-		book.Missed("k", 1, at(1), nil)
-	}
+	miss(book, 1, "k")
 	book.Answered(1, 2, []Answer[int]{{Number: due(book, 1)[0].Number,
 		Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour}}})
 	now := func() int64 { return 5 }
@@ -387,9 +410,7 @@ func BenchmarkTake(b *testing.B) {
 func lent(t *testing.T, granted int64) (b *Book[string, int], number uint64) {
 	t.Helper()
 	b = newBook(func() {})
-	for b.Loans() == 0 {
-		b.Missed("k", 1, at(1), nil)
-	}
+	miss(b, 1, "k")
 	number = due(b, 1)[0].Number
 	b.Answered(1, 2, []Answer[int]{{Number: number, Lent: limit.Lent{Granted: granted, Term: time.Second}}})
 	return b, number
@@ -440,9 +461,7 @@ func TestRecalled(t *testing.T) {
 func TestUnheard(t *testing.T) {
 	wakes := 0
 	b := newBook(func() { wakes++ })
-	for b.Loans() == 0 {
-		b.Missed("k", 1, at(1), nil)
-	}
+	miss(b, 1, "k")
 	now := int64(1)
 	report := func(want int) Report[string, int] {
 		t.Helper()

@@ -1,7 +1,6 @@
 package load
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,40 +17,11 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/algo"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
-
-// TestOpenErrors: what cannot be asked is an error that begins with the setting.
-func TestOpenErrors(t *testing.T) {
-	token := func(addr string) (string, error) {
-		if strings.HasPrefix(addr, "127.") {
-			return "secret", nil
-		}
-		return "", errors.New("no token for " + addr)
-	}
-	for _, c := range []struct {
-		want  string
-		spoil func(*Nodes)
-	}{
-		{"over: ", func(c *Nodes) { c.Over = "udp" }},
-		{"over: ", func(c *Nodes) { c.Over, c.Inline = "resp", &algo.Limit{} }},
-		{"addr: ", func(c *Nodes) { c.Addrs = []string{"127.0.0.1:1", "localhost"} }},
-		{"addr: ", func(c *Nodes) { c.Addrs = []string{":1"} }},
-		{"no token for 192.0.2.1:1", func(c *Nodes) { c.Addrs = []string{"127.0.0.1:1", "192.0.2.1:1"} }},
-	} {
-		for _, over := range []string{"grpc", "stream", "http", "resp"} {
-			cfg := Nodes{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{},
-				Token: token}
-			c.spoil(&cfg)
-			_, _, err := cfg.Open()
-			expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%s: %v, want %s", over, err, c.want)
-		}
-	}
-}
 
 // said is what a node answers to a key: its name.
 var said = map[string]Answer{
@@ -102,70 +71,11 @@ func serveHTTP(t *testing.T) string {
 	return srv.Listener.Addr().String()
 }
 
-func serveRESP(t *testing.T) string {
-	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	var work sync.WaitGroup
-	work.Go(func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			work.Go(func() {
-				defer conn.Close()
-				answerRESP(conn)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = l.Close()
-		work.Wait()
-	})
-	return l.Addr().String()
-}
-
-// answerRESP answers commands of the Redis protocol until there are no more.
-func answerRESP(conn net.Conn) {
-	in := bufio.NewReader(conn)
-	for {
-		var n int
-		if _, err := fmt.Fscanf(in, "*%d\r\n", &n); err != nil {
-			return
-		}
-		words := make([]string, n)
-		for i := range words {
-			var length int
-			if _, err := fmt.Fscanf(in, "$%d\r\n", &length); err != nil {
-				return
-			}
-			word := make([]byte, length+2)
-			if _, err := io.ReadFull(in, word); err != nil {
-				return
-			}
-			words[i] = string(word[:length])
-		}
-		command := strings.Join(words, " ")
-		key, _ := strings.CutPrefix(command, "WEIR.CHECK p ")
-		key, _ = strings.CutSuffix(key, " 3")
-		answer, ok := said[key]
-		bit := map[bool]int{true: 1}
-		switch {
-		case command == "AUTH secret":
-			fmt.Fprint(conn, "+OK\r\n")
-		case ok:
-			fmt.Fprintf(conn, "*4\r\n$7\r\nallowed\r\n:%d\r\n$11\r\nfailed_open\r\n:%d\r\n", bit[answer.Allowed],
-				bit[answer.FailedOpen])
-		default:
-			fmt.Fprint(conn, "-ERR a mistake\r\n")
-		}
-	}
-}
-
 // TestAnswers: each protocol's answers mean the same, and carry the token.
 func TestAnswers(t *testing.T) {
 	for over, addr := range map[string]string{
 		"grpc": testkit.Serve(t, func(r grpc.ServiceRegistrar) { weirv1.RegisterLimiterServer(r, limiter{}) }),
-		"http": serveHTTP(t), "resp": serveRESP(t),
+		"http": serveHTTP(t),
 	} {
 		askers, closeAll, err := Nodes{
 			Over: over, Addrs: []string{addr, addr}, Connections: 1, Concurrency: 2, Timeout: 10 * time.Second,
@@ -175,9 +85,6 @@ func TestAnswers(t *testing.T) {
 		expect.True(t, len(askers) == 2, "%s: %d askers for 2 addresses", over, len(askers))
 		for _, a := range askers {
 			for key, want := range said {
-				if over == "resp" {
-					want.FailedClosed = false // which its answers do not tell from refused
-				}
 				got, err := a.Ask(t.Context(), key)
 				expect.True(t, got == want && err == nil, "%s: %s is %+v, %v", over, key, got, err)
 			}

@@ -2,7 +2,6 @@ package load
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -193,18 +192,5 @@ func TestKeys(t *testing.T) {
 		if share := float64(counts[0]) / draws; share < c.first-0.01 || share > c.first+0.01 {
 			t.Errorf("%+v: the first key has %.3f, want %.3f", c.keys, share, c.first)
 		}
-	}
-}
-
-func TestBadConfigs(t *testing.T) {
-	for field, change := range map[string]func(*Config){
-		"rate":         func(c *Config) { c.Rate = -1 },
-		"distribution": func(c *Config) { c.Keys.Distribution = "even" },
-		"skew":         func(c *Config) { c.Keys.Distribution = Zipf; c.Keys.Skew = 1 },
-	} {
-		cfg := config(func(context.Context, string) (Answer, error) { return Answer{}, errors.New("asked") })
-		change(&cfg)
-		_, err := Run(t.Context(), cfg)
-		expect.True(t, err != nil && strings.HasPrefix(err.Error(), field+": "), "%s: %v", field, err)
 	}
 }

@@ -355,22 +355,6 @@ func TestSettle(t *testing.T) {
 	})
 }
 
-// TestStopWhileSettling stops nodes at the moment they become ready: what they said last must be that they are not.
-func TestStopWhileSettling(t *testing.T) {
-	t.Parallel()
-	for i := range 20 {
-		cfg := testConfig(t, "node")
-		cfg.GossipPort, cfg.PeerPort = PortOff, PortOff
-		n := mustStart(t, cfg)
-		if i%2 == 0 {
-			runtime.Gosched()
-		}
-		n.Stop()
-		ready, _ := n.Ready()
-		must.True(t, !ready && !n.readiness.Settled(), "ready after Stop")
-	}
-}
-
 // TestConnectionsEndWithAnswers: whoever keeps a connection over HTTP hears with an answer that the node stops, before
 // the connection is closed.
 func TestConnectionsEndWithAnswers(t *testing.T) {

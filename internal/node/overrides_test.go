@@ -476,44 +476,6 @@ func TestRotateByCommand(t *testing.T) {
 	expect.True(t, strings.Contains(text, "step=remove key="+one), "log:\n%s", text)
 }
 
-// TestRotateByFile replaces the key in the nodes' files, one after the other and in one go, as a Secret does that
-// reaches pods at different times. Nobody is cut off: each node waits until the others are as far.
-func TestRotateByFile(t *testing.T) {
-	t.Parallel()
-	var book testkit.Buffer
-	nodes := encryptedCluster(t, book.Logger())
-	_, stop := askAll(t, nodes)
-	one, two := cluster.KeyID(gossipKey(1)), cluster.KeyID(gossipKey(2))
-	replace := func(n *Node, text string) {
-		t.Helper()
-		must.NoError(t, os.WriteFile(n.cfg.Security.GossipKeyFile, []byte(text), 0o600))
-	}
-	for i, n := range nodes[:2] {
-		replace(n, gossipText(2))
-		testkit.Eventually(t, "the key to be added", func() bool { return slices.Equal(keysOf(n), []string{one, two}) })
-		waits := fmt.Sprintf("node-%d does not have it", []int{1, 2}[i])
-		testkit.Eventually(t, "a word about who is waited for",
-			func() bool { return strings.Contains(book.String(), waits) })
-	}
-	replace(nodes[2], "no key\n") // a mistake changes nothing
-	testkit.Eventually(t, "the mistake to be told",
-		func() bool { return strings.Contains(book.String(), "not base64") })
-	for _, n := range nodes[:2] {
-		got := keysOf(n)
-		expect.True(t, slices.Equal(got, []string{one, two}), "%s went ahead: %v", n.cfg.Name, got)
-	}
-	replace(nodes[2], gossipText(2))
-	for _, n := range nodes {
-		testkit.Eventually(t, "the new key alone", func() bool { return slices.Equal(keysOf(n), []string{two}) })
-	}
-	stop()
-	text := book.String()
-	expect.True(t, !strings.Contains(text, strings.TrimSpace(gossipText(2))), "log:\n%s", text)
-	for _, n := range nodes {
-		testkit.Eventually(t, n.cfg.Name+" sees three members", func() bool { return len(n.view().Members) == 3 })
-	}
-}
-
 // TestAKeyOfTheOperators: what the file once said of a key is forgotten with the key: one that an operator adds again
 // stays when the file changes.
 func TestAKeyOfTheOperators(t *testing.T) {

@@ -171,19 +171,6 @@ func TestReadyOnceVoting(t *testing.T) {
 	expect.Equal(t, other.members(), 1, "nodes share the partitions once one of two has left")
 }
 
-// TestProcess: a process is not the one that has come back under its name.
-func TestProcess(t *testing.T) {
-	v := threeMembers(cluster.Active)
-	for _, c := range []struct {
-		p     ownership.Node
-		there bool
-	}{{ownership.Node{Name: "b", Boot: 2}, true}, {ownership.Node{Name: "b", Boot: 1}, false},
-		{ownership.Node{Name: "d", Boot: 2}, false}} {
-		m := process(v, c.p)
-		expect.True(t, (m != nil) == c.there && (!c.there || m.Name == c.p.Name), "%v: %+v", c.p, m)
-	}
-}
-
 // TestStatusOfLoans: whichever node is asked, what its owner has lent of a key is in the status, under the owner alone.
 func TestStatusOfLoans(t *testing.T) {
 	t.Parallel()

@@ -15,12 +15,9 @@ import (
 	quotav3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/auth"
-	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -130,22 +127,6 @@ func TestEnvoyReload(t *testing.T) {
 	expect.ErrorContains(t, err, "envoy-config: ")
 }
 
-// TestEnvoyAccess: the service is for callers with the role check and the namespace of the domain; who gives back needs
-// refund.
-func TestEnvoyAccess(t *testing.T) {
-	n, shop, all, _ := withAccess(t, func(cfg *Config) { cfg.Envoy.Dir = envoyDir(t, envoyFile) })
-	ask := func(token string, r *ratelimitv3.RateLimitRequest) codes.Code {
-		_, err := envoyClient(t, n).ShouldRateLimit(bearer(t, token), r)
-		return status.Code(err)
-	}
-	expect.Equal(t, ask("", envoyRequest("user", "a")), codes.Unauthenticated, "without a token")
-	expect.Equal(t, ask(shop, envoyRequest("user", "a")), codes.PermissionDenied, "without the namespace")
-	expect.Equal(t, ask(all, envoyRequest("user", "a")), codes.OK, "with all rights")
-	resp, _ := send(t, n, http.MethodPost, "/json", shop,
-		`{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"u"}]}]}`)
-	expect.Equal(t, resp.StatusCode, http.StatusForbidden, "/json without the namespace")
-}
-
 const quotaFile = `
 domain: edge
 quota_buckets:
@@ -208,25 +189,6 @@ func TestEnvoyQuotaCluster(t *testing.T) {
 	}
 }
 
-// TestEnvoyQuotaMisuse: what no data plane sends ends the stream, or is ignored.
-func TestEnvoyQuotaMisuse(t *testing.T) {
-	t.Parallel()
-	cfg := testConfig(t, "n0")
-	cfg.Envoy.Dir = envoyDir(t, "domain: edge\n")
-	n := mustStart(t, cfg)
-	for name, messages := range map[string][]*quotav3.RateLimitQuotaUsageReports{
-		"no domain":      {{}},
-		"another domain": {{Domain: "edge"}, {Domain: "core"}},
-	} {
-		stream := quotaStream(t, n)
-		for _, m := range messages {
-			must.NoError(t, stream.Send(m))
-		}
-		_, err := stream.Recv()
-		expect.Equal(t, status.Code(err), codes.InvalidArgument, "%s: %v", name, err)
-	}
-}
-
 // TestEnvoyQuotaFile: a policy that cannot be divided is a mistake with a position.
 func TestEnvoyQuotaFile(t *testing.T) {
 	t.Parallel()
@@ -253,57 +215,6 @@ policies:
 		}
 		expect.True(t, strings.Contains(err.Error(), "edge.yaml:3:") && strings.Contains(err.Error(), want),
 			"%s: %v", name, err)
-	}
-}
-
-// TestGubernatorAccess: the service is for callers with the role check and the namespace of the name; who gives back or
-// resets needs refund. What is wrong with one request is said in its answer.
-func TestGubernatorAccess(t *testing.T) {
-	n, shop, all, _ := withAccess(t, nil)
-	ask := func(token string, change func(*pb.RateLimitReq)) (string, codes.Code) {
-		r := &pb.RateLimitReq{Name: "requests", UniqueKey: "k", Hits: 1, Limit: 10, Duration: 60_000}
-		if change != nil {
-			change(r)
-		}
-		out, err := pb.NewV1Client(dialed(t, n)).GetRateLimits(bearer(t, token),
-			&pb.GetRateLimitsReq{Requests: []*pb.RateLimitReq{r}})
-		if err != nil {
-			return "", status.Code(err)
-		}
-		return out.Responses[0].Error, codes.OK
-	}
-	_, code := ask("", nil)
-	expect.Equal(t, code, codes.Unauthenticated, "without a token")
-	text, code := ask(shop, nil)
-	expect.True(t, code == codes.OK &&
-		strings.Contains(text, `field 'name' shop may not use inline limits of the namespace "gubernator/requests"`),
-		"without the namespace: %q, %v", text, code)
-	reset := func(r *pb.RateLimitReq) { r.Behavior = pb.Behavior_RESET_REMAINING }
-	negative := func(r *pb.RateLimitReq) { r.Hits = -1 }
-	for what, change := range map[string]func(*pb.RateLimitReq){"a reset": reset, "negative hits": negative} {
-		text, code := ask(shop, change)
-		expect.True(t, code == codes.OK && (strings.Contains(text, "may not") || strings.Contains(text, "role")),
-			"%s without the role: %q, %v", what, text, code)
-	}
-	for what, change := range map[string]func(*pb.RateLimitReq){"a hit": nil, "a reset": reset, "negative hits": negative} {
-		text, code := ask(all, change)
-		expect.True(t, code == codes.OK && text == "", "%s with all rights: %q, %v", what, text, code)
-	}
-	const body = `{"requests":[{"name":"requests","unique_key":"k","hits":1,"limit":10,"duration":60000}]}`
-	resp, _ := send(t, n, http.MethodPost, "/v1/GetRateLimits", "", body)
-	expect.Equal(t, resp.StatusCode, http.StatusUnauthorized, "as JSON without a token")
-	resp, text = send(t, n, http.MethodPost, "/v1/GetRateLimits", all, body)
-	expect.True(t, resp.StatusCode == http.StatusOK && strings.Contains(text, "UNDER_LIMIT"),
-		"as JSON: %d %s", resp.StatusCode, text)
-	for path, want := range map[string]int{"/v1/LiveCheck": http.StatusOK, "/v1/HealthCheck": http.StatusUnauthorized} {
-		resp, _ := send(t, n, http.MethodGet, path, "", "")
-		expect.Equal(t, resp.StatusCode, want, "%s without a token", path)
-	}
-	// Every route of another front end is one that openapi.yaml describes.
-	_, spec := send(t, n, http.MethodGet, "/openapi.yaml", all, "")
-	for _, r := range n.foreignRoutes() {
-		expect.True(t, strings.Contains(spec, "\n  "+r.Path+":\n"),
-			"openapi.yaml has no %s", r.Path)
 	}
 }
 

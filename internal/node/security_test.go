@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -356,60 +355,34 @@ func taken(t *testing.T, n *Node, file string) string {
 	return ""
 }
 
+// TestSecurityWarning: one line names what is missing beyond loopback. TestSecureBeyondLoopback tests what is missing.
 func TestSecurityWarning(t *testing.T) {
 	t.Parallel()
-	a := certstest.NewAuthority(t, "a")
+	files := filesOf(t, certstest.NewAuthority(t, "a"), testLeaf)
 	for _, c := range []struct {
-		name   string
-		change func(*Config)
-		want   []string // parts of the one warning
-		not    []string
+		bind  string
+		files reload.CertFiles
+		want  []string // parts of the one warning; nil: none
+		plain bool     // it warns of plain text
 	}{
-		{"open to all", func(*Config) {},
-			[]string{"tls-cert-file", "access-file", "peer-tls-cert-file", "gossip-key-file"}, nil},
-		{"on loopback", func(c *Config) { c.Bind = "127.0.0.1" }, nil, []string{"beyond loopback"}},
-		{"TLS", func(c *Config) { c.Security.useTLS(filesOf(t, a, testLeaf)) },
-			[]string{"peer-tls-cert-file", "gossip-key-file"}, []string{"tls-client-ca-file"}},
-		{"no gossip", func(c *Config) { c.GossipPort, c.PeerPort = PortOff, PortOff }, []string{"access-file"},
-			[]string{"gossip-key-file"}},
+		{"0.0.0.0", reload.CertFiles{}, []string{"access-file", "peer-tls-cert-file", "gossip-key-file"}, true},
+		{"0.0.0.0", files, []string{"peer-tls-cert-file", "gossip-key-file"}, false},
+		{"127.0.0.1", reload.CertFiles{}, nil, false},
 	} {
 		var book testkit.Buffer
 		cfg := testConfig(t, "node")
-		cfg.Bind, cfg.Logger = "0.0.0.0", book.Logger()
-		c.change(&cfg)
+		cfg.Bind, cfg.Logger = c.bind, book.Logger()
+		cfg.Security.useTLS(c.files)
 		s := must.Value(openSecurity(&cfg))(t)
 		s.warn(cfg)
 		s.close()
 		text := book.String()
-		lines := strings.Count(text, "beyond loopback")
-		expect.True(t, lines <= 1, "%s: %d warnings", c.name, lines)
+		expect.True(t, strings.Count(text, "beyond loopback") == min(len(c.want), 1) &&
+			strings.Contains(text, "plain text") == c.plain, "%s: %s", c.bind, text)
 		for _, part := range c.want {
-			expect.True(t, strings.Contains(text, part), "%s: no %s in %s", c.name, part, text)
-		}
-		for _, part := range c.not {
-			expect.True(t, !strings.Contains(text, part), "%s: %s in %s", c.name, part, text)
+			expect.True(t, strings.Contains(text, part), "no %s in %s", part, text)
 		}
 	}
-}
-
-// TestRefusalsAreLoggedSparingly: each is counted, one of a kind a second is logged.
-func TestRefusalsAreLoggedSparingly(t *testing.T) {
-	t.Parallel()
-	var book testkit.Buffer
-	s := must.Value(openSecurity(&Config{Logger: book.Logger()}))(t)
-	defer s.close()
-	now := time.Unix(1000, 0)
-	s.denials.now = func() time.Time { return now }
-	from := &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 9}
-	for range 100 {
-		s.denials.note("grpc", "one", from, "x")
-		s.denials.note("grpc", "two", nil, "x")
-	}
-	now = now.Add(denialInterval)
-	s.denials.note("grpc", "one", from, "x")
-	text := book.String()
-	expect.True(t, strings.Count(text, "reason=one") == 2 && strings.Count(text, "reason=two") == 1 &&
-		strings.Contains(text, "unlogged=99") && strings.Contains(text, "192.0.2.1:9"), "log:\n%s", text)
 }
 
 // TestRejectedStreamsInTheLog: a process at the peer port that is rejected as often as it can does not fill the log.
@@ -430,35 +403,15 @@ func TestRejectedStreamsInTheLog(t *testing.T) {
 	})
 }
 
-// TestPeerCertificateThatOthersRefuse: a node does not start with one, and does not take one later; it says so.
+// TestPeerCertificateThatOthersRefuse: a node does not start with one.
 func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 	t.Parallel()
-	a := certstest.NewAuthority(t, "a")
-	dir := t.TempDir()
-	write := func(name string) reload.CertFiles {
-		cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{name}})
-		return reload.CertFiles{Cert: cert, Key: key, CA: ca}
-	}
-	var book testkit.Buffer
-	cfg := Config{Logger: book.Logger()}
-	cfg.Security.usePeerTLS(write("another"), "weir.test")
-	if s, err := openSecurity(&cfg); err == nil || !strings.HasPrefix(err.Error(), "peer-tls-cert-file, ") ||
-		!strings.Contains(err.Error(), "peer-tls-ca-file") {
-		t.Errorf("%v", err)
-		if err == nil {
-			s.close()
-		}
-	}
-	write("weir.test")
-	s := must.Value(openSecurity(&cfg))(t)
-	defer s.close()
-	before := s.peers.Expiry()
-	write("another")
-	// Files that do not belong together, as they may be seen on the way, are another complaint.
-	testkit.Eventually(t, "the new one to be refused",
-		func() bool { return strings.Contains(book.String(), `\"weir.test\" is expected`) })
-	expect.True(t, strings.Contains(book.String(), `msg="security file rejected" what=peer_certificates`) &&
-		s.peers.Expiry().Equal(before), "log:\n%s", book.String())
+	var cfg Config
+	cfg.Security.usePeerTLS(filesOf(t, certstest.NewAuthority(t, "a"), certstest.Leaf{DNS: []string{"another"}}),
+		"weir.test")
+	_, err := openSecurity(&cfg)
+	expect.True(t, err != nil && strings.HasPrefix(err.Error(), "peer-tls-cert-file, ") &&
+		strings.Contains(err.Error(), "peer-tls-ca-file"), "%v", err)
 }
 
 // recorder keeps what is written to a connection.
@@ -580,28 +533,8 @@ func TestUnreadAnswers(t *testing.T) {
 	n := mustSettle(t, cfg)
 	ask := func(path, token string, requests int) (ended <-chan error) {
 		conn := must.Value(tls.Dial("tcp", addrOf(n.listeners.http), h2))(t)
-		t.Cleanup(func() { conn.Close() })
-		_, err := io.WriteString(conn, http2.ClientPreface)
-		must.NoError(t, err)
-		f := http2.NewFramer(conn, conn)
-		must.NoError(t, errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize}),
-			f.WriteSettingsAck()))
-		var block bytes.Buffer
-		encoder := hpack.NewEncoder(&block)
-		for i := range requests {
-			block.Reset()
-			for _, h := range [][2]string{
-				{":method", "GET"}, {":scheme", "https"}, {":path", path}, {":authority", "localhost"},
-				{"authorization", token},
-			} {
-				if h[1] != "" {
-					must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
-				}
-			}
-			must.NoError(t, f.WriteHeaders(http2.HeadersFrameParam{
-				StreamID: uint32(2*i + 1), BlockFragment: block.Bytes(), EndHeaders: true, EndStream: true,
-			}))
-		}
+		sendUnread(t, conn, requests, nil, [][2]string{{":method", "GET"}, {":scheme", "https"}, {":path", path},
+			{":authority", "localhost"}, {"authorization", token}})
 		closed := make(chan error, 1)
 		go func() {
 			_, err := io.Copy(io.Discard, conn)

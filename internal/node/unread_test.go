@@ -28,37 +28,55 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// askUnread begins unary calls of one method on a new connection in plain text, and lets the node send no answer.
-func askUnread(t *testing.T, at *admission.Listener, method string, m proto.Message, token string, calls int) net.Conn {
+// sendRequest sends a request over HTTP/2. Header fields without a value are left out.
+func sendRequest(t *testing.T, f *http2.Framer, id uint32, message []byte, ends bool, fields [][2]string) error {
 	t.Helper()
-	conn := must.Value(net.Dial("tcp", addrOf(at)))(t)
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	for _, h := range fields {
+		if h[1] != "" {
+			must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
+		}
+	}
+	err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true,
+		EndStream: message == nil})
+	if message != nil {
+		err = errors.Join(err, f.WriteData(id, ends, message))
+	}
+	return err
+}
+
+// sendUnread sends n requests on a new connection, and lets the node send no answer.
+func sendUnread(t *testing.T, conn net.Conn, n int, message []byte, fields [][2]string) {
+	t.Helper()
 	t.Cleanup(func() { conn.Close() })
 	_, err := io.WriteString(conn, http2.ClientPreface)
 	must.NoError(t, err)
 	f := http2.NewFramer(conn, nil)
 	must.NoError(t, errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize}),
 		f.WriteSettingsAck()))
-	text := must.Value(proto.Marshal(m))(t)
-	message := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(text))), text...)
-	var block bytes.Buffer
-	encoder := hpack.NewEncoder(&block)
-	for i := range calls {
-		block.Reset()
-		for _, h := range [][2]string{
-			{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"},
-			{"content-type", "application/grpc"}, {"te", "trailers"}, {"authorization", token},
-		} {
-			if h[1] != "" {
-				must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
-			}
-		}
-		id := uint32(2*i + 1)
-		if errors.Join(f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(),
-			EndHeaders: true}),
-			f.WriteData(id, true, message)) != nil {
+	for i := range n {
+		if sendRequest(t, f, uint32(2*i+1), message, true, fields) != nil {
 			break
 		}
 	}
+}
+
+// callFields are the header fields of a call over gRPC.
+func callFields(method, token string) [][2]string {
+	return [][2]string{
+		{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"},
+		{"content-type", "application/grpc"}, {"te", "trailers"}, {"authorization", token},
+	}
+}
+
+// askUnread begins unary calls of one method on a new connection in plain text, and lets the node send no answer.
+func askUnread(t *testing.T, at *admission.Listener, method string, m proto.Message, token string, calls int) net.Conn {
+	t.Helper()
+	conn := must.Value(net.Dial("tcp", addrOf(at)))(t)
+	text := must.Value(proto.Marshal(m))(t)
+	message := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(text))), text...)
+	sendUnread(t, conn, calls, message, callFields(method, token))
 	return conn
 }
 
@@ -94,21 +112,9 @@ func TestUnreadBetweenNodes(t *testing.T) {
 	conn := askUnread(t, n.listeners.peer, peerv1.Peer_Inspect_FullMethodName, &peerv1.InspectRequest{}, "", calls)
 	testkit.Eventually(t, "the answers of all calls to wait", func() bool { return n.peerBuffers.Used() >= calls*1024 })
 	before, half := n.peerBuffers.Used(), make([]byte, 16<<10)
-	f := http2.NewFramer(conn, nil)
-	var block bytes.Buffer
-	encoder := hpack.NewEncoder(&block)
-	for _, h := range [][2]string{
-		{":method", "POST"}, {":scheme", "http"}, {":path", peerv1.Peer_Forward_FullMethodName},
-		{":authority", "localhost"},
-		{"content-type", "application/grpc"}, {"te", "trailers"},
-	} {
-		must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
-	}
 	binary.BigEndian.PutUint32(half[1:], 1<<20)
-	const id = 2*calls + 1
-	must.NoError(t, errors.Join(f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(),
-		EndHeaders: true}),
-		f.WriteData(id, false, half)))
+	must.NoError(t, sendRequest(t, http2.NewFramer(conn, nil), 2*calls+1, half, false,
+		callFields(peerv1.Peer_Forward_FullMethodName, "")))
 	testkit.Eventually(t, "half a message to count", func() bool { return n.peerBuffers.Used() >= before+16<<10 })
 	must.NoError(t, conn.Close())
 	testkit.Eventually(t, "all to end with the connection", func() bool {

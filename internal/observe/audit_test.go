@@ -269,53 +269,6 @@ func TestStall(t *testing.T) {
 	})
 }
 
-// TestCloseIsBounded: a writer that never returns does not hold up the end.
-func TestCloseIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := &gate{open: make(chan struct{})}
-		defer close(g.open)
-		q := NewLogQueue(g, LogQueueConfig{MaxBytes: 100})
-		_, err := q.Write([]byte("a"))
-		must.NoError(t, err)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		before := time.Now()
-		if err := q.Close(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != time.Second {
-			t.Errorf("%v after %v", err, time.Since(before))
-		}
-	})
-}
-
-// TestWriteThrough: a line has been written when the call returns. Of those who find the writer stalled the first one
-// waits, until it works again.
-func TestWriteThrough(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := &gate{open: opened()}
-		q := NewLogQueue(g, LogQueueConfig{MaxBytes: 100, Wait: time.Second})
-		through := func(wait time.Duration) {
-			t.Helper()
-			before := time.Now()
-			if n, err := q.WriteThrough([]byte("a")); n != 1 || err != nil || time.Since(before) != wait {
-				t.Errorf("%d, %v after %v, want %v", n, err, time.Since(before), wait)
-			}
-		}
-		through(0)
-		expect.True(t, g.buf.Len() == 1, "not written yet")
-		g.open = make(chan struct{})
-		through(time.Second)
-		through(0)
-		through(0)
-		close(g.open)
-		synctest.Wait()
-		expect.Equal(t, g.buf.Len(), 4, "written of 4")
-		g.open = make(chan struct{})
-		through(time.Second)
-		close(g.open)
-		err := q.Close(t.Context())
-		expect.True(t, err == nil && q.Dropped() == 0, "%v, %d dropped", err, q.Dropped())
-	})
-}
-
 // TestWriteErrors: a line that cannot be written is counted, and nobody is told, who would write about it.
 func TestWriteErrors(t *testing.T) {
 	g := &gate{open: opened(), err: errors.New("no space left")}

@@ -162,39 +162,6 @@ func TestTracedCallsAreBounded(t *testing.T) {
 	expect.True(t, len(sent()) == 1, "%d spans", len(sent()))
 }
 
-// TestAcrossNodes: the spans of a forward hang together.
-func TestAcrossNodes(t *testing.T) {
-	tracer, sent := newTracer(t, 0)
-	ctx, call := tracer.begin(t.Context(), parentOf(t.Context(), sampled), "call")
-	ctx, decide := tracer.Start(ctx, "decide")
-	_, forward := tracer.Start(ctx, "forward")
-	forward.Peer("b")
-	carried := forward.Context()
-	must.Equal(t, len(carried), limiter.TraceContext, "bytes of context")
-	there := tracer.Continue(carried, "decide")
-	there.End([]limiter.Traced{{Operation: "check", Policy: "login", Result: "refused", Partition: 7, Term: "1.2/3"}})
-	forward.End(nil)
-	decide.End(make([]limiter.Traced, 3))
-	tracer.end(call)
-	spans := sent()
-	must.Equal(t, len(spans), 4, "spans")
-	for i, parent := range []int{1, 2, 3} {
-		expect.True(t, spans[i].Parent.SpanID() == spans[parent].SpanContext.SpanID() &&
-			spans[i].Parent.TraceID() == spans[parent].SpanContext.TraceID(), "%s hangs below %v, want %s",
-			spans[i].Name, spans[i].Parent.SpanID(), spans[parent].Name)
-	}
-	got := map[string]string{}
-	for _, a := range spans[0].Attributes {
-		got[string(a.Key)] = a.Value.String()
-	}
-	expect.True(t, got["weir.policy"] == "login" && got["weir.result"] == "refused" && got["weir.partition"] == "7" &&
-		got["weir.term"] == "1.2/3", "%v", got)
-	expect.Equal(t, len(spans[2].Events), 3, "events of three checks")
-	for _, bad := range []string{"", "short", strings.Repeat("\x00", limiter.TraceContext), carried + "x"} {
-		expect.True(t, tracer.Continue(bad, "decide") == nil, "%q is continued", bad)
-	}
-}
-
 // TestStreamed: checks that come over streams belong to their callers' traces, or to new ones by chance.
 func TestStreamed(t *testing.T) {
 	tracer, sent := newTracer(t, 0)

@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -190,37 +189,6 @@ func TestWatchConfigMap(t *testing.T) {
 	w.change(6)
 }
 
-// TestWatchLink: a link to a file in another directory, which is edited there, and then leads elsewhere.
-func TestWatchLink(t *testing.T) {
-	here, there, elsewhere := t.TempDir(), t.TempDir(), t.TempDir()
-	write(t, filepath.Join(there, "a"), content(1))
-	write(t, filepath.Join(elsewhere, "b"), content(3))
-	file := filepath.Join(here, "file")
-	must.NoError(t, os.Symlink(filepath.Join(there, "a"), file))
-	w := watch(t, file, Config[int]{})
-	write(t, filepath.Join(there, "a"), content(2))
-	w.change(2)
-	must.NoError(t, os.Symlink(filepath.Join(elsewhere, "b"), file+".new"))
-	must.NoError(t, os.Rename(file+".new", file))
-	w.change(3)
-	write(t, filepath.Join(elsewhere, "b"), content(4))
-	w.change(4)
-}
-
-// TestWatchDirectoryReplaced: the directory disappears and comes back.
-func TestWatchDirectoryReplaced(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "conf")
-	file := filepath.Join(dir, "file")
-	must.NoError(t, os.Mkdir(dir, 0o700))
-	write(t, file, content(1))
-	w := watch(t, file, Config[int]{})
-	must.NoError(t, os.RemoveAll(dir))
-	w.failure(file)
-	must.NoError(t, os.Mkdir(dir, 0o700))
-	write(t, file, content(2))
-	w.change(2)
-}
-
 // TestReload: a reload says again what is wrong.
 func TestReload(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
@@ -317,25 +285,6 @@ func TestSize(t *testing.T) {
 		_, err = Open([]string{file}, cfg)
 		expect.ErrorContains(t, err, "too large", "%d bytes more", size)
 	}
-}
-
-// TestPipe: a file that is replaced by a pipe, which nobody writes to, is reported like any other mistake, and the file
-// that comes in its place is taken. The pipe is not waited for.
-func TestPipe(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	write(t, file, content(1))
-	w := watch(t, file, Config[int]{})
-	must.NoError(t, os.Remove(file))
-	must.NoError(t, syscall.Mkfifo(file, 0o600))
-	if err := w.failure("mode is prw"); errors.Is(err, os.ErrNotExist) {
-		w.failure("mode is prw") // the moment between the two was seen
-	}
-	w.Reload()
-	w.failure("mode is prw") // again, because it was asked for
-	must.NoError(t, os.Remove(file))
-	write(t, file, content(2))
-	w.change(2)
-	expect.Equal(t, w.Timeouts(), 0, "reads have timed out")
 }
 
 // hang stands for a file system that can be made to answer no more, and to answer again.
