@@ -8,9 +8,4 @@
 // their limits, under policies of every durability and consistency side by side, while its nodes come, leave, crash,
 // stand still or are cut off from one another; package checker judges what was answered. The tests that cut the network
 // give every node a network namespace of its own, for which they need root, and are skipped otherwise.
-//
-// Kubernetes is rehearsed (rehearsal_test.go) with the manifests of deploy/k8s, likewise as root: pods in network
-// namespaces that find one another by a DNS alone, and what the StatefulSet controller, the kubelet, the endpoints of a
-// Service and an eviction do to them (kubernetes_test.go). The load asks whoever is an endpoint; readiness is compared
-// with what a pod then decides and holds.
 package clustertest

@@ -61,8 +61,10 @@ var fleets atomic.Int32
 // the loopback interface.
 func newFleet(t *testing.T, size int, policies string, cut *network) *fleet {
 	t.Helper()
-	f := emptyFleet(t, cut)
-	f.args = []string{"--policies", writeFile(t, "policies.yaml", policies)}
+	f := &fleet{t: t, network: cut, args: []string{"--policies", writeFile(t, "policies.yaml", policies)}}
+	transport := &http.Transport{MaxIdleConnsPerHost: 200, DialContext: f.dial}
+	f.web = &http.Client{Timeout: 40 * time.Second, Transport: transport}
+	t.Cleanup(transport.CloseIdleConnections)
 	var subnet string
 	if cut != nil {
 		subnet = cut.subnet
@@ -103,15 +105,6 @@ func freeSubnet(t *testing.T) string {
 	return ""
 }
 
-// emptyFleet is a fleet without members, to which they may be added.
-func emptyFleet(t *testing.T, network *network) *fleet {
-	f := &fleet{t: t, network: network}
-	transport := &http.Transport{MaxIdleConnsPerHost: 200, DialContext: f.dial}
-	f.web = &http.Client{Timeout: 40 * time.Second, Transport: transport}
-	t.Cleanup(transport.CloseIdleConnections)
-	return f
-}
-
 // reach makes the clients of a member.
 func (f *fleet) reach(m *member) {
 	f.t.Helper()
@@ -148,13 +141,7 @@ func (f *fleet) launch(m *member, args ...string) {
 	if f.network != nil {
 		all = append(all, "--insecure") // its addresses are beyond loopback, though nobody else reaches them
 	}
-	f.run(m, program, append(append(all, f.args...), args...)...)
-}
-
-// run starts a process in a member's place.
-func (f *fleet) run(m *member, program string, args ...string) {
-	f.t.Helper()
-	m.process = launchWith(f.t, m.wrapper, program, args...)
+	m.process = launchWith(f.t, m.wrapper, program, append(append(all, f.args...), args...)...)
 	m.process.web = f.web
 	m.process.name, m.http = m.name, m.ip+":"+fleetHTTP
 	f.started = append(f.started, m.process)

@@ -299,18 +299,6 @@ func (l *load) failures(from, to int64) (available, strict, all int) {
 	return available, strict, all
 }
 
-// slowest is how long it took, at most, to answer a question that was sent between two instants.
-func (l *load) slowest(from, to int64) (most time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, r := range l.records {
-		if r.failure == "" && r.Sent >= from && r.Sent <= to {
-			most = max(most, time.Duration(r.Answered-r.Sent))
-		}
-	}
-	return most
-}
-
 // tellFailures logs what went wrong between two instants, by kind.
 func (l *load) tellFailures(what string, from, to int64) (available, strict int) {
 	l.t.Helper()
@@ -408,8 +396,8 @@ type faults struct {
 	quorumLosses []checker.QuorumLoss
 }
 
-// goneLine is a line of the log, as text or as JSON.
-var goneLine = regexp.MustCompile(`(?m)^(?:time=|{"time":")([^" ]+).*"member lost",? ?"?member"?[=:]"?([^", ]+)`)
+// goneLine is a line of the log.
+var goneLine = regexp.MustCompile(`(?m)^time=(\S+).*msg="member lost" member=(\S+)`)
 
 // suspicions are the times in which nodes took others for gone that were not, as happens when a machine is too busy to
 // let a process run for a second or two. Each is a split like any other until the cluster was calm again, or the load

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -34,11 +33,7 @@ type network struct {
 }
 
 // namespace is a network namespace. It lasts as long as a process in it, which does nothing else.
-type namespace struct {
-	pid   int
-	fd    int
-	close func() // ends it, at the latest when the test does
-}
+type namespace struct{ pid, fd int }
 
 // newNetwork makes a network of so many hosts, numbered from 1 in their addresses and from 0 here. The test is skipped
 // where that cannot be done.
@@ -57,17 +52,14 @@ func newNetwork(t *testing.T, size int) *network {
 	n.set(n.hub, "ip link set lo up")
 	n.set(n.hub, "ip link add switch type bridge")
 	n.set(n.hub, "ip link set switch up")
-	n.set(n.hub, "ip address add "+n.hubAddress()+"/24 dev switch")
+	n.set(n.hub, "ip address add "+n.subnet+"254/24 dev switch")
 	for i := range size {
 		n.hosts = append(n.hosts, n.attach(i+1))
 	}
 	return n
 }
 
-// hubAddress is where hosts reach the tests.
-func (n *network) hubAddress() string { return n.subnet + "254" }
-
-// attach puts one more host on the switch, by the number in its address. When it is closed, its address is nobody's.
+// attach puts one more host on the switch, by the number in its address.
 func (n *network) attach(number int) *namespace {
 	n.t.Helper()
 	host, port := newNamespace(n.t), "port"+strconv.Itoa(number)
@@ -93,15 +85,13 @@ func newNamespace(t *testing.T) *namespace {
 	if err := cmd.Start(); err != nil {
 		t.Skipf("no network namespace can be made here: %v", err)
 	}
-	end := sync.OnceFunc(func() {
+	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // killed, as it was told to be
 	})
-	t.Cleanup(end)
 	fd := must.Value(unix.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
-	ns := &namespace{pid: cmd.Process.Pid, fd: fd, close: sync.OnceFunc(func() { unix.Close(fd); end() })}
-	t.Cleanup(ns.close)
-	return ns
+	t.Cleanup(func() { unix.Close(fd) })
+	return &namespace{pid: cmd.Process.Pid, fd: fd}
 }
 
 // enter is the beginning of a command line that is carried out in the namespace.
