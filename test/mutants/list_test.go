@@ -3,7 +3,7 @@ package mutants
 // What notices a mutant.
 const (
 	seeds     = "./test/simulation -run TestSeeds$ -seeds 300 -most 1 -weather "
-	loans     = "./test/simulation -run TestLoanSeeds$ -seeds 300 -most 1"
+	loans     = "./test/simulation -run TestSeeds$ -seeds 300 -most 1"
 	calls     = "./test/simulation -run TestCallSeeds$ -most 1 -calls 30 -weather "
 	scenario  = "./test/simulation -run TestScenarios/"
 	stops     = "./test/simulation -run TestStopSeeds$ -seeds 900"

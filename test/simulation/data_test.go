@@ -40,12 +40,8 @@ func newData(p *process) *data {
 	for i := range d.parts {
 		d.parts[i].flushed, d.parts[i].saved = -1, -1
 	}
-	var maxKeys int64
-	if p.w.maxKeys != nil {
-		maxKeys = p.w.maxKeys[p.host.index]
-	}
 	d.Store = store.New(store.Config{
-		Partitions: p.w.partitions, MaxReservations: 1000, MaxKeys: maxKeys, Copies: true,
+		Partitions: p.w.partitions, MaxReservations: 1000, Copies: true,
 		Shut:   true,
 		Urgent: func(part int) { d.urgent = append(d.urgent, part) },
 	})

@@ -16,7 +16,7 @@
 // are answered, and ask about several keys at once, all or none. Hosts' wall clocks are wrong by up to 200 ms. In a
 // third of the runs chunks are small, so that what is told together elsewhere comes in several.
 //
-// In half of the runs of TestSeeds and all of TestLoanSeeds borrowers, each with a clock that is up to 0.1 % off, take
+// In half of the runs of TestSeeds borrowers, each with a clock that is up to 0.1 % off, take
 // units of keys on loan; what is refused for want of these is asked for first. Besides what they admit, what owners
 // hold of it is checked after each step.
 //

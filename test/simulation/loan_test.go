@@ -4,15 +4,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"testing"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/checker"
-	"github.com/weirlimit/weir/test/expect"
-	"github.com/weirlimit/weir/test/must"
 )
 
 // lending is what runs with borrowers have besides. It draws from a source of its own.
@@ -23,9 +20,8 @@ type lending struct {
 	debtors  []*debtor
 	pause    int64 // between what a debtor does and the next, at most
 
-	granted, recalls, silent int
-	spent                    int64
-	full                     bool // strict keys have started full
+	spent int64
+	full  bool // strict keys have started full
 }
 
 // lender is what a process keeps of those that borrow from it. It stands for what limiter keeps.
@@ -359,7 +355,6 @@ func (p *process) callBack(a *ask) {
 			continue
 		}
 		r.asked[loan.ID] = true
-		w.lending.recalls++
 		for _, d := range w.lending.debtors {
 			if d.boot == loan.ID.Borrower && w.lending.rng.IntN(10) > 0 {
 				w.after(w.lending.rng.Int64N(20*millisecond), func() {
@@ -384,7 +379,6 @@ func (p *process) callBack(a *ask) {
 		}
 		delete(l.rounds, key.Key)
 		for id := range r.asked {
-			w.lending.silent++
 			l.silent[id] = w.now + silentFor
 		}
 		p.goOn(r, true)
@@ -541,7 +535,6 @@ func (d *debtor) answered(loan *loan, sent int64, a store.Lent) {
 		loan.totals.Returned += loan.totals.Left()
 		return
 	}
-	d.l.granted++
 	loan.deadline, loan.term = max(loan.deadline, sent+int64(a.Term)), int64(a.Term)
 	if d.hoards != nil {
 		d.l.after(d.untilLast(loan), func() { d.spend(loan, loan.totals.Left()) })
@@ -558,119 +551,6 @@ func (l *lending) returned() {
 					l.broken(neverHome, "%d of %s at %s", n, key.Key, p.self.Name)
 				}
 			}
-		}
-	}
-}
-
-// TestLoanSeeds plays seeds with borrowers of keys under escrow and sync, some of them strict. Judged by when borrowers
-// spent, as the checker does, nothing is admitted beyond what the faults of a run allow without loans.
-func TestLoanSeeds(t *testing.T) {
-	from, count := *firstOf, uint64(*allSeeds)/3
-	if raceEnabled {
-		count /= 10
-	}
-	if *oneSeed >= 0 {
-		from, count = uint64(*oneSeed), 1
-	}
-	verbose := *oneSeed >= 0 && testing.Verbose()
-	granted, recalls, silent, spent, failed := 0, 0, 0, int64(0), 0
-	for seed := from; seed < from+count && failed < *most; seed++ {
-		play := func(verbose bool) *run {
-			r := drawRun(seed, verbose)
-			r.lend(20 * millisecond)
-			r.life()
-			return r
-		}
-		r := play(verbose)
-		if verbose {
-			for _, line := range r.lines {
-				fmt.Println(line)
-			}
-		}
-		if repeats(seed) {
-			expect.Equal(t, play(false).hash, r.hash, "seed %d: another run of it differs%s", seed, replay(t, seed))
-		}
-		granted, recalls, silent, spent = granted+r.lending.granted, recalls+r.lending.recalls, silent+r.lending.silent,
-			spent+r.lending.spent
-		if vs := r.violations(); len(vs) > 0 {
-			failed++
-			text := ""
-			for _, v := range vs[:min(len(vs), 8)] {
-				text += "\n\t" + v.String()
-			}
-			t.Errorf("seed %d (%v): %d violations:%s%s", seed, r.weather, len(vs), text, replay(t, seed))
-		}
-	}
-	t.Logf("%d loans granted or renewed, %d units spent, %d recalls, %d not answered", granted, spent, recalls, silent)
-	expect.True(t, count <= 20 || min(granted, recalls, silent, int(spent)) != 0,
-		"too little was lent") // one seed may lend nothing
-}
-
-// TestLoanTotals: totals of a loan that fall, and more spent and returned than granted, are violations. What else is
-// one the mutants show.
-func TestLoanTotals(t *testing.T) {
-	r := drawRun(0, false)
-	r.lend(20 * millisecond)
-	r.life()
-	p := r.running()[0]
-	for name, test := range map[string]struct {
-		before, then algo.Totals
-		rule         string // empty: none is broken
-	}{
-		"grows": {algo.Totals{Granted: 16, Spent: 3},
-			algo.Totals{Granted: 20, Spent: 5, Returned: 15}, ""},
-		"granted falls": {algo.Totals{Granted: 16, Spent: 3}, algo.Totals{Granted: 15, Spent: 3}, fellBack},
-		"spent falls":   {algo.Totals{Granted: 16, Spent: 3}, algo.Totals{Granted: 16, Spent: 2}, fellBack},
-		"returned falls": {algo.Totals{Granted: 16, Returned: 3}, algo.Totals{Granted: 16, Returned: 2},
-			fellBack},
-		"more than there was": {algo.Totals{Granted: 16, Spent: 10},
-			algo.Totals{Granted: 16, Spent: 10, Returned: 7}, beyondGrant},
-		"more spent than there was": {algo.Totals{Granted: 16, Spent: 10}, algo.Totals{Granted: 16, Spent: 17},
-			beyondGrant},
-	} {
-		r.proto.Violations = nil
-		name := told{key: name}
-		until := p.clock().Instant.Mono + int64(algo.LoanTerm)
-		for _, totals := range []algo.Totals{test.before, test.then} {
-			r.lending.rises(p, name, algo.Loan{Totals: totals, Until: until})
-		}
-		switch vs := r.proto.Violations; {
-		case test.rule == "" && len(vs) > 0, test.rule != "" && (len(vs) != 1 || vs[0].Rule != test.rule):
-			t.Errorf("%s: %v, want %q", name.key, vs, test.rule)
-		}
-	}
-}
-
-// TestHeardOfMeanwhile: a check is refused that has waited for one borrower, while another that has units was first
-// heard of after the question was asked; not where that one could have been asked.
-func TestHeardOfMeanwhile(t *testing.T) {
-	asked, unheard := algo.LoanID{Borrower: 1, Number: 1}, algo.LoanID{Borrower: 2, Number: 1}
-	for known, violations := range map[bool]int{false: 0, true: 1} {
-		r := drawRun(0, false)
-		r.lend(20 * millisecond)
-		r.life()
-		l := r.lending
-		pol := l.policies[slices.IndexFunc(l.policies, func(p *policy) bool { return !p.Strict })]
-		key := &pol.keys[0]
-		p := r.running()[slices.IndexFunc(r.running(), func(p *process) bool { return p.owns(key.Partition) })]
-		l.now += 20 * second // nothing is left of what was used, nor of loans
-		report := func(id algo.LoanID, want, returned int64) {
-			b := store.Borrow{ID: id, Totals: algo.Totals{Granted: returned, Returned: returned}, Want: want}
-			a, err := p.data.Lend(*key, pol.rule, p.clock().Instant, b)
-			must.True(t, err == nil && a.Left() == want, "lent %+v, %v", a.Loan, err)
-		}
-		report(asked, algo.LeastLoan, 0)
-		report(unheard, algo.LeastLoan, 0)
-
-		r.proto.Violations = nil
-		p.lender = lender{known: map[uint64]bool{asked.Borrower: true, unheard.Borrower: known}}
-		a := &ask{op: &op{policy: pol, key: key, cost: pol.Limit}}
-		p.callBack(a)
-		p.lender.known[unheard.Borrower] = true
-		report(asked, 0, algo.LeastLoan)
-		l.decided(p, a, &store.Answer{})
-		if vs := r.proto.Violations; len(vs) != violations || violations > 0 && vs[0].Rule != hasty {
-			t.Errorf("could be asked: %t: %v", known, vs)
 		}
 	}
 }

@@ -85,36 +85,45 @@ func (g *gaps) note(kind int, since []int64, part int, decides bool) {
 	}
 }
 
-// TestPlannedMoves: while a cluster of many partitions is restarted node by node, grows and shrinks, and no message is
-// lost, no check fails, and none waits for more than 50 ms, under strict rules as under others.
-func TestPlannedMoves(t *testing.T) {
-	s := calm(1)
-	s.hosts, s.voters, s.partitions = 4, 3, 600
-	if raceEnabled {
-		s.partitions = 60
-	}
+// newGaps starts some of the hosts of a cluster with three voters, and begins to ask and to watch when it has settled.
+func newGaps(t *testing.T, seed uint64, hosts, started, partitions int) *gaps {
+	t.Helper()
+	s := calm(seed)
+	s.hosts, s.voters, s.partitions = hosts, 3, partitions
 	s.discover = [2]int64{20 * millisecond, 1500 * millisecond} // who is there is heard of by gossip, sooner or later
 	limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 1e6, Capacity: 1e6, Window: time.Second}
 	s.policies = []*policy{
-		newPolicy("strict", limit, checker.Sync, true, false, 600, s.partitions),
-		newPolicy("plain", limit, checker.Sync, false, false, 600, s.partitions),
+		newPolicy("strict", limit, checker.Sync, true, false, partitions, partitions),
+		newPolicy("plain", limit, checker.Sync, false, false, partitions, partitions),
 	}
 	w := newWorld(s)
-	for _, h := range w.hosts[:3] {
+	for _, h := range w.hosts[:started] {
 		w.start(h)
 	}
+	must.True(t, w.until(30*second, w.quiet), "not settled at the start")
+	w.run(w.now + 4*second)
+	g := &gaps{world: w, ready: make(map[*process]bool), strict: make([]int64, partitions),
+		plain: make([]int64, partitions), until: never}
+	w.after(0, g.watch)
+	w.after(0, g.traffic)
+	return g
+}
+
+// TestPlannedMoves: while a cluster of many partitions is restarted node by node, grows and shrinks, and no message is
+// lost, no check fails, and none waits for more than 50 ms, under strict rules as under others.
+func TestPlannedMoves(t *testing.T) {
+	partitions := 600
+	if raceEnabled {
+		partitions = 60
+	}
+	g := newGaps(t, 1, 4, 3, partitions)
+	w := g.world
 	ready := func(what string) {
 		t.Helper()
 		begun := w.now
 		must.True(t, w.until(30*second, w.quiet), "not settled %s", what)
 		t.Logf("%8.3f settled %s after %v", float64(w.now)/1e9, what, time.Duration(w.now-begun))
 	}
-	ready("at the start")
-	w.run(w.now + 4*second)
-	g := &gaps{world: w, ready: make(map[*process]bool), strict: make([]int64, s.partitions),
-		plain: make([]int64, s.partitions), until: never}
-	w.after(0, g.watch)
-	w.after(0, g.traffic)
 	said := [2]int64{}
 	look := func(what string) {
 		t.Helper()
@@ -170,24 +179,8 @@ func TestTwoLeave(t *testing.T) {
 }
 
 func twoLeave(t *testing.T, seed uint64, later int64) {
-	s := calm(seed)
-	s.hosts, s.voters, s.partitions = 5, 3, 200
-	s.discover = [2]int64{20 * millisecond, 1500 * millisecond}
-	limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 1e6, Capacity: 1e6, Window: time.Second}
-	s.policies = []*policy{
-		newPolicy("strict", limit, checker.Sync, true, false, 200, s.partitions),
-		newPolicy("plain", limit, checker.Sync, false, false, 200, s.partitions),
-	}
-	w := newWorld(s)
-	for _, h := range w.hosts {
-		w.start(h)
-	}
-	must.True(t, w.until(30*second, w.quiet), "not settled at the start")
-	w.run(w.now + 4*second)
-	g := &gaps{world: w, ready: make(map[*process]bool), strict: make([]int64, s.partitions),
-		plain: make([]int64, s.partitions), until: never}
-	w.after(0, g.watch)
-	w.after(0, g.traffic)
+	g := newGaps(t, seed, 5, 5, 200)
+	w := g.world
 	w.run(w.now + second)
 	w.hosts[4].proc.leave()
 	w.run(w.now + later)

@@ -7,14 +7,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/rpc/replica"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/checker"
-	"github.com/weirlimit/weir/test/must"
 )
 
 // state is what a process says of itself in the gossip.
@@ -599,19 +597,4 @@ func weight(name string, part int) uint32 {
 	h.Write([]byte(name))
 	x := h.Sum32() * 0x9e3779b1
 	return x ^ x>>15
-}
-
-// TestPausedFromStart: a process that is paused as soon as it has started does nothing until it goes on.
-func TestPausedFromStart(t *testing.T) {
-	s := calm(1)
-	s.hosts = 2
-	w := newWorld(s)
-	w.start(w.hosts[0])
-	w.run(second)
-	p := w.start(w.hosts[1])
-	p.pause(2*second, true)
-	w.run(3*second - 1)
-	must.True(t, len(w.proto.Violations) == 0 && !p.joined && len(p.sights) == 0,
-		"joined %t, sees %d: %v", p.joined, len(p.sights), w.proto.Violations)
-	must.True(t, w.until(5*second, w.quiet), "not settled after it went on")
 }

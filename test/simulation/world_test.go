@@ -43,11 +43,10 @@ type settings struct {
 	rates    int64    // the largest error of a clock's rate, in parts per billion
 	spread   int64    // by how much clocks differ
 	flush    time.Duration
-	lonely   int64   // how long a node whose seeds are silent waits before it goes on alone
-	leaveFor int64   // how long SIGTERM waits
-	maxKeys  []int64 // by host: what a store holds; nil: no bound
-	chunk    int     // bytes of a chunk at most; 0: as many as the protocol allows
-	disks    bool    // hosts have disks (disk_test.go)
+	lonely   int64 // how long a node whose seeds are silent waits before it goes on alone
+	leaveFor int64 // how long SIGTERM waits
+	chunk    int   // bytes of a chunk at most; 0: as many as the protocol allows
+	disks    bool  // hosts have disks (disk_test.go)
 }
 
 func calm(seed uint64) settings {
