@@ -1,17 +1,12 @@
-// Package console drives the console in a real Chromium, and takes its pictures. It needs Chromium on the PATH, and is
-// skipped without it.
+// Package console drives the console in a real Chromium. It needs Chromium on the PATH, and is skipped without it.
 package console
 
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +15,6 @@ import (
 
 	"github.com/chromedp/cdproto/audits"
 	"github.com/chromedp/cdproto/cdp"
-	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
@@ -31,12 +25,6 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
-)
-
-var (
-	screenshots = flag.String("screenshots", "", "directory to write pictures of the console to")
-	all         = flag.Bool("all", false, "with -screenshots: whole pages and dialogs, too")
-	settle      = flag.Duration("settle", 2*time.Minute, "with -screenshots: time before pictures are taken")
 )
 
 const policies = `policies:
@@ -306,92 +294,4 @@ func TestConsoleAsksForAToken(t *testing.T) {
 	b.do(chromedp.WaitVisible("#token-dialog"))
 	expect.True(t, b.holds("sessionStorage.length === 0"), "the token is not forgotten")
 	b.quiet("401 (Unauthorized)")
-}
-
-// traffic sends checks until ctx ends: some callers are greedy.
-func traffic(ctx context.Context, n *node.Node) {
-	client := &http.Client{Timeout: time.Second}
-	for i := 0; ctx.Err() == nil; i++ {
-		for _, c := range []struct {
-			policy, key string
-			every       int
-		}{{"login", fmt.Sprintf("user-%03d", i%40), 8}, {"login", "203.0.113.7", 3}, {"api", fmt.Sprint("tenant-", i%7),
-			1}, {"upload", "backup-job", 2}, {"search", fmt.Sprint("session-", i%12), 2}, {"trial", "beta", 9}} {
-			if i%c.every != 0 {
-				continue
-			}
-			body := fmt.Sprintf(`{"policy":%q,"key":%q}`, c.policy, c.key)
-			if resp, err := client.Post("http://"+n.HTTPAddr()+"/v1/check", "application/json",
-				strings.NewReader(body)); err == nil {
-				resp.Body.Close()
-			}
-		}
-		pause := 25 + 20*(i/150%3)
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Duration(pause) * time.Millisecond):
-		}
-	}
-}
-
-// TestScreenshots takes the pictures of the documentation, and those to look at.
-func TestScreenshots(t *testing.T) {
-	if *screenshots == "" {
-		t.Skip("takes pictures where -screenshots says where to")
-	}
-	b := open(t)
-	first := start(t, "weir-0", "", nil)
-	start(t, "weir-1", "", first)
-	start(t, "weir-2", "", first)
-	ctx, cancel := context.WithCancel(t.Context())
-	var sent sync.WaitGroup
-	sent.Go(func() { traffic(ctx, first) })
-	defer func() { cancel(); sent.Wait() }()
-	b.do(chromedp.EmulateViewport(1280, 900), chromedp.Navigate("http://"+first.HTTPAddr()+"/console"))
-	b.contains("#link", "Live")
-	time.Sleep(*settle) // until there is something in the charts
-	b.try("login", "alice", "#try-check")
-	time.Sleep(2 * time.Second)
-	b.do(chromedp.Click("#try-check"))
-	time.Sleep(2 * time.Second)
-	b.do(chromedp.Click("#try-check"))
-	b.contains("#state", "3 of 5 in use")
-	for _, size := range []struct {
-		name                 string
-		width, height, scale int64
-	}{{"phone", 390, 844, 2}, {"desktop", 1280, 1010, 1}} {
-		for _, scheme := range []string{"light", "dark"} {
-			options := []chromedp.EmulateViewportOption{chromedp.EmulateScale(float64(size.scale))}
-			if size.name == "phone" {
-				options = append(options, chromedp.EmulateMobile)
-			}
-			b.do(chromedp.EmulateViewport(size.width, size.height, options...))
-			call(b, emulation.SetEmulatedMedia,
-				emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme",
-					Value: scheme}}})
-			evaluate[bool](b, "scrollTo(0, 0) === undefined")
-			time.Sleep(1500 * time.Millisecond) // transitions, and a snapshot
-			b.picture(fmt.Sprintf("console-%s-%s.png", size.name, scheme), false)
-			if !*all {
-				continue
-			}
-			b.picture(fmt.Sprintf("all-%s-%s.png", size.name, scheme), true)
-			b.do(chromedp.Click("#try-reset"))
-			b.picture(fmt.Sprintf("reset-%s-%s.png", size.name, scheme), false)
-			b.do(chromedp.Click("#reset-dialog button[value=keep]"))
-			evaluate[bool](b, "document.getElementById('token-dialog').showModal() === undefined")
-			b.picture(fmt.Sprintf("token-%s-%s.png", size.name, scheme), false)
-			evaluate[bool](b, "document.getElementById('token-dialog').close() === undefined")
-		}
-	}
-}
-
-func (b *browser) picture(name string, full bool) {
-	b.t.Helper()
-	take := chromedp.CaptureScreenshot()
-	if full {
-		take = chromedp.FullScreenshot(100)
-	}
-	shot := must.Value(chromedp.Run(b.ctx, take))(b.t)
-	must.NoError(b.t, os.WriteFile(filepath.Join(*screenshots, name), shot, 0o644))
 }
