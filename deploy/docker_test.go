@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,7 +20,7 @@ import (
 )
 
 var withDocker = flag.Bool("docker", false,
-	"install, where missing, and start a Docker engine of its own, build the image, and start compose.yaml; as root")
+	"start a Docker engine of its own, build the image, and start compose.yaml; as root")
 
 // dockerd is a Docker engine that lives as long as a test: in a network and a mount namespace of its own, so that it
 // leaves the machine's bridges and firewall alone, and with all its files in one directory.
@@ -40,11 +39,12 @@ func TestDocker(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("-docker starts an engine, which takes root")
 	}
-	install(t, map[string]string{
-		"/usr/sbin/dockerd": "docker.io", "/usr/bin/docker": "docker.io", "/usr/bin/docker-compose": "docker-compose",
-		"/usr/bin/prometheus": "prometheus", "/usr/bin/nsenter": "util-linux", "/usr/sbin/ip": "iproute2",
-		"/usr/sbin/iptables": "iptables", "/usr/bin/curl": "curl",
-	})
+	for _, tool := range []string{"/usr/sbin/dockerd", "/usr/bin/docker-compose", "/usr/bin/prometheus",
+		"/usr/bin/nsenter", "/usr/sbin/ip", "/usr/sbin/iptables", "/usr/bin/curl"} {
+		if _, err := os.Stat(tool); err != nil {
+			t.Skipf("%v: apt-get install docker.io docker-compose prometheus util-linux iproute2 iptables curl", err)
+		}
+	}
 	e := startEngine(t)
 
 	from := regexp.MustCompile(`(?m)^FROM .*?(golang:\S+) AS`).FindStringSubmatch(string(readFile(t, "../Dockerfile")))
@@ -93,15 +93,6 @@ func TestDocker(t *testing.T) {
 	got = e.docker(t, "exec", container("weir-2"), "/weir", "check", "alice", "--policy", "login")
 	expect(t, strings.Contains(got, "allowed"), "a check of a sample policy is answered %q", got)
 
-	// 40 keys with five units an hour, asked for by one unit at each node in turn: five are admitted of each, wherever.
-	const keys, limit = 40, 5
-	admitted := 0
-	ports := []string{"8080", "8180", "8280"}
-	for i := range limit + 4 {
-		admitted += e.checks(t, ports[i%3], keys, limit)
-	}
-	expect(t, admitted == keys*limit, "%d admitted over three nodes, want %d", admitted, keys*limit)
-
 	// What is stopped hands over: nothing more is admitted afterwards, and it says good-bye by itself.
 	stopped := container("weir-1")
 	e.compose(t, "stop", "weir-1")
@@ -110,14 +101,8 @@ func TestDocker(t *testing.T) {
 	log := e.docker(t, "logs", stopped)
 	expect(t, !strings.Contains(log, "hand-over incomplete") && strings.Contains(log, "handed over"),
 		"the stopped node did not hand everything over:\n%s", log)
-	for _, port := range []string{"8080", "8280"} {
-		n := e.checks(t, port, keys, limit)
-		expect(t, n == 0, "after one node was stopped %d more are admitted at port %s", n, port)
-	}
 	e.compose(t, "start", "weir-1")
 	eventually(t, "the stopped node is back", func() error { return e.settled(t, container("weir-0"), 3) })
-	n := e.checks(t, "8180", keys, limit)
-	expect(t, n == 0, "after its return %d more are admitted", n)
 
 	// All stop, and go on counting from their volumes.
 	got = e.docker(t, "exec", container("weir-0"), "/weir", "check", "team", "--policy", "tokens", "--cost", "1000000")
@@ -137,23 +122,6 @@ func TestDocker(t *testing.T) {
 	})
 	got = e.curl(t, "http://127.0.0.1:9090/api/v1/rules")
 	expect(t, strings.Contains(got, "HighWindowUtilization"), "Prometheus has the rules %s", got)
-}
-
-// install installs the packages of programs that are missing.
-func install(t *testing.T, programs map[string]string) {
-	t.Helper()
-	var missing []string
-	for file, pkg := range programs {
-		if _, err := os.Stat(file); err != nil && !slices.Contains(missing, pkg) {
-			missing = append(missing, pkg)
-		}
-	}
-	if len(missing) == 0 {
-		return
-	}
-	t.Logf("installing %q", missing)
-	output(t, "apt-get", "update", "-qq")
-	output(t, "apt-get", append([]string{"install", "-y", "-qq", "--no-install-recommends"}, missing...)...)
 }
 
 // output runs a program to its end and returns what it says.
@@ -263,43 +231,6 @@ func (e *dockerd) curl(t *testing.T, args ...string) string {
 	t.Helper()
 	return output(t, "/usr/bin/nsenter", append([]string{"--net=/proc/" + strconv.Itoa(e.pid) + "/ns/net",
 		"/usr/bin/curl", "-sS", "--max-time", "20"}, args...)...)
-}
-
-// checks asks one node for one unit of each of the keys, and returns how many were admitted.
-func (e *dockerd) checks(t *testing.T, port string, keys, limit int) int {
-	t.Helper()
-	type check struct {
-		Limit map[string]any `json:"limit"`
-		Key   string         `json:"key"`
-	}
-	var batch struct {
-		Checks []check `json:"checks"`
-	}
-	for i := range keys {
-		batch.Checks = append(batch.Checks,
-			check{map[string]any{"algorithm": "sliding_log", "limit": limit, "window": "1h"}, fmt.Sprintf("key-%d", i)})
-	}
-	body, err := json.Marshal(batch)
-	noError(t, err)
-	text := e.curl(t, "-H", "Content-Type: application/json", "-d", string(body), "http://127.0.0.1:"+port+"/v1/checks")
-	var answer struct {
-		Decisions []struct {
-			Allowed      bool `json:"allowed"`
-			FailedOpen   bool `json:"failed_open"`
-			FailedClosed bool `json:"failed_closed"`
-		} `json:"decisions"`
-	}
-	if err := json.Unmarshal([]byte(text), &answer); err != nil || len(answer.Decisions) != keys {
-		t.Fatalf("%d checks at port %s are answered %s (%v)", keys, port, text, err)
-	}
-	n := 0
-	for i, d := range answer.Decisions {
-		expect(t, !d.FailedOpen && !d.FailedClosed, "key-%d is not decided: %+v", i, d)
-		if d.Allowed {
-			n++
-		}
-	}
-	return n
 }
 
 // settled reports why the cluster, as one node sees it, is not whole.

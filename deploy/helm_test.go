@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -329,16 +328,6 @@ func TestChartReadme(t *testing.T) {
 	delete(schema.Properties, "global") // which helm itself adds
 	want, got := slices.Sorted(maps.Keys(defaults)), slices.Sorted(maps.Keys(schema.Properties))
 	expect(t, slices.Equal(want, got), "values.yaml has %q, the schema %q", want, got)
-}
-
-// The command takes the chart, too, where it is installed.
-func TestHelmCommand(t *testing.T) {
-	tool, err := exec.LookPath("helm")
-	if err != nil {
-		t.Skip("helm is not installed; its packages have linted and rendered the chart")
-	}
-	output(t, tool, "lint", "--strict", chartDir)
-	output(t, tool, "template", "weir", chartDir, "-f", filepath.Join(chartDir, "values-production.yaml"))
 }
 
 // Every flag of weir run is a setting, or the chart sets it itself; --config is neither, since everything in such a

@@ -1,6 +1,5 @@
 // Package deploy holds the tests of what Weir is deployed with: the kustomizations, the chart, the image, Compose. They
-// check the files against each other, against the Kubernetes types and against the binary; with WEIR_TEST_KUBECONFIG
-// they ask a cluster of Kubernetes whether it takes them.
+// check the files against each other, against the Kubernetes types and against the binary.
 package deploy
 
 import (

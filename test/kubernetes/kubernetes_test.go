@@ -30,14 +30,11 @@ var (
 	only    = flag.String("steps", "", "which steps, separated by commas (default all)")
 	longest = flag.Duration("longest", 0,
 		"the test fails when a check waits longer during a planned step; 0: how long they wait is only printed")
-	rate   = flag.Int("rate", 400, "checks a second, of all clients together")
-	rounds = flag.Int("rounds", 1, "how often the steps are taken")
-	calm   = flag.Duration("calm", 30*time.Second,
-		"how long the first step is, in which nothing happens: what others are compared with")
-	records = flag.String("records", "",
-		"a file for all checks: step, client, policy, key, when in s, wait in ms, answer")
-	logs = flag.String("logs", "", "a directory for the pods' logs")
+	rate = flag.Int("rate", 400, "checks a second, of all clients together")
 )
+
+// calm is how long the first step is, in which nothing happens: what others are compared with.
+const calm = 30 * time.Second
 
 // set is the name of the StatefulSet, and the label of its pods; headless is its Service.
 const (
@@ -168,53 +165,7 @@ func newCluster(t *testing.T) *cluster {
 	}
 	c.kubectl("apply", "-k", dir)
 	c.kubectl("rollout", "status", "statefulset/"+set, "--timeout=3m")
-	c.follow()
 	return c
-}
-
-// follow writes the pods' logs to files of -logs while they run.
-func (c *cluster) follow() {
-	if *logs == "" {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	c.t.Cleanup(func() { cancel(); <-done })
-	go func() {
-		defer close(done)
-		followed := make(map[string]bool)
-		var running []*exec.Cmd
-		for ctx.Err() == nil {
-			out, _ := c.run(ctx, "", "get", "pods", "-o",
-				`jsonpath={range .items[?(@.status.containerStatuses[0].state.running)]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
-			for line := range strings.Lines(out) {
-				name, uid, ok := strings.Cut(strings.TrimSpace(line), " ")
-				if !ok || followed[uid] {
-					continue
-				}
-				f, err := os.Create(filepath.Join(*logs, fmt.Sprintf("%s-%s.log", name, uid[:8])))
-				if err != nil {
-					c.t.Error(err)
-					return
-				}
-				cmd := exec.CommandContext(ctx, "kubectl", "--kubeconfig", *kubeconfig, "-n", c.namespace, "logs", "-f",
-					"--timestamps", name)
-				cmd.Stdout = f
-				if cmd.Start() == nil {
-					followed[uid] = true
-					running = append(running, cmd)
-				}
-				_ = f.Close()
-			}
-			select {
-			case <-time.After(300 * time.Millisecond):
-			case <-ctx.Done():
-			}
-		}
-		for _, cmd := range running {
-			_ = cmd.Wait()
-		}
-	}()
 }
 
 // resolver returns the address of the cluster's DNS.
@@ -258,7 +209,7 @@ func TestPlannedSteps(t *testing.T) {
 		name string
 		do   func()
 	}{
-		{"nothing", func() { l.wait(*calm) }},
+		{"nothing", func() { l.wait(calm) }},
 		{"rollout restart", func() {
 			before := c.pods()
 			c.kubectl("rollout", "restart", "statefulset/"+set)
@@ -297,8 +248,7 @@ func TestPlannedSteps(t *testing.T) {
 			c.awaitPods(3, before...)
 		}},
 	}
-	for i := range len(steps) * *rounds {
-		s := steps[i%len(steps)]
+	for _, s := range steps {
 		if *only != "" && s.name != "nothing" && !slices.Contains(strings.Split(*only, ","), s.name) {
 			continue
 		}

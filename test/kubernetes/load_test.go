@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
 
@@ -93,11 +91,7 @@ type load struct {
 	mu      sync.Mutex
 	records []record
 	steps   []step
-	stalls  []stall
 }
-
-// stall is when this process got no processor although it had something to do.
-type stall struct{ from, to time.Duration }
 
 func (l *load) now() time.Duration { return time.Since(l.start) }
 
@@ -139,7 +133,6 @@ func startLoad(t *testing.T, c *cluster) *load {
 		return err == nil && resp.StatusCode == http.StatusOK
 	})
 	l.askers = append(l.askers, asker{"http", 2, overHTTP(url + "/v1/check")})
-	l.work.Go(l.pulse)
 	l.begin("start")
 	l.work.Go(func() { l.borrow(&l.askers[1]) })
 	turns := make(chan struct{})
@@ -216,26 +209,6 @@ func (l *load) pace(turns chan<- struct{}) {
 		case <-l.quit:
 			return
 		}
-	}
-}
-
-// pulse records when this process stalls.
-func (l *load) pulse() {
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for last := l.now(); ; {
-		select {
-		case <-tick.C:
-		case <-l.quit:
-			return
-		}
-		now := l.now()
-		if now-last > 10*time.Millisecond {
-			l.mu.Lock()
-			l.stalls = append(l.stalls, stall{last, now})
-			l.mu.Unlock()
-		}
-		last = now
 	}
 }
 
@@ -316,22 +289,9 @@ func (l *load) stop() {
 	}
 }
 
-// stalled returns for how long of a check this process stood still.
-func (l *load) stalled(r *record) (d time.Duration) {
-	i, _ := slices.BinarySearchFunc(l.stalls, r.at, func(s stall, at time.Duration) int { return int(s.to - at) })
-	for _, s := range l.stalls[i:] {
-		if s.from > r.at+r.wait {
-			break
-		}
-		d += max(0, min(s.to, r.at+r.wait)-max(s.from, r.at))
-	}
-	return d
-}
-
 // judge prints what came of each step, and fails the test for what must not be.
 func (l *load) judge() {
 	l.t.Helper()
-	l.write()
 	for i, s := range l.steps {
 		var waits []time.Duration
 		bad := make(map[string]int)
@@ -358,17 +318,10 @@ func (l *load) judge() {
 			return waits[min(len(waits)-1, int(q*float64(len(waits))))].Round(10 * time.Microsecond)
 		}
 		slices.SortFunc(slow, func(a, b *record) int { return int(b.wait - a.wait) })
-		alone := 0
-		for _, r := range slow {
-			if l.stalled(r) < r.wait/4 {
-				alone++
-			}
-		}
-		l.t.Logf("%-16s %6d checks; waits p50 %v, p99 %v, p99.9 %v, longest %v; %d above 50 ms, %d of them while this process did not stall",
-			s.name, len(waits), at(0.5), at(0.99), at(0.999), at(1), len(slow), alone)
+		l.t.Logf("%-16s %6d checks; waits p50 %v, p99 %v, p99.9 %v, longest %v; %d above 50 ms",
+			s.name, len(waits), at(0.5), at(0.99), at(0.999), at(1), len(slow))
 		for _, r := range slow[:min(5, len(slow))] {
-			l.t.Logf("    waited %6.1f ms (stalled %.1f ms) at %8.3f s: %s, %s %s: %s", ms(r.wait), ms(l.stalled(r)),
-				r.at.Seconds(), r.client, r.policy, r.key, r.answer)
+			l.t.Logf("    waited %v at %v: %s, %s %s: %s", r.wait, r.at, r.client, r.policy, r.key, r.answer)
 		}
 		for what, n := range bad {
 			l.t.Errorf("%s: %d times: %s", s.name, n, what)
@@ -379,8 +332,6 @@ func (l *load) judge() {
 	}
 	l.judgeFew()
 }
-
-func ms(d time.Duration) float64 { return d.Seconds() * 1000 }
 
 // judgeFew holds the keys of small limits to them: never more admitted, and nothing refused before as many were.
 func (l *load) judgeFew() {
@@ -433,19 +384,4 @@ func (l *load) judgeFew() {
 	}
 	l.t.Logf("%d keys of small limits, %d used up: %d admitted beyond the limit, %d refused below it", len(keys), full,
 		beyond, needless)
-}
-
-// write writes all checks to -records.
-func (l *load) write() {
-	if *records == "" {
-		return
-	}
-	var b bytes.Buffer
-	for i := range l.records {
-		r := &l.records[i]
-		fmt.Fprintf(&b, "%s\t%s\t%s\t%s\t%.4f\t%.2f\t%.2f\t%s\n", l.steps[r.step].name, r.client, r.policy, r.key,
-			r.at.Seconds(), ms(r.wait), ms(l.stalled(r)), r.answer)
-	}
-	fmt.Fprintf(&b, "# began %s\n", l.start.UTC().Format(time.RFC3339Nano))
-	expect.NoError(l.t, os.WriteFile(*records, b.Bytes(), 0o600))
 }
