@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -22,10 +21,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/weirlimit/weir/client"
-	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
@@ -44,8 +41,6 @@ var (
 	clientsRate = flag.Float64("clients-rate", 2, "checks a second of each client in TestClients")
 	clientsFor  = flag.Duration("clients-for", 10*time.Second,
 		"how long the clients of TestClients ask once all are connected")
-	clientsRaw = flag.Bool("clients-raw", false,
-		"clients of TestClients are bare gRPC connections with one CheckStream each, at the first node alone")
 )
 
 // clientsPlan says what a process of clients does.
@@ -53,7 +48,6 @@ type clientsPlan struct {
 	Nodes  []string
 	First  int // the number of the first client, which has an address of its own
 	Number int
-	Raw    bool
 	Rate   float64 // checks a second of each
 	For    time.Duration
 	Keys   int // that all clients of all processes share
@@ -65,15 +59,13 @@ type clientsReport struct {
 	Checks    int64
 	Allowed   map[string]int64 // by key
 	Errors    map[string]int64
-	Failed    int64            // answered by a fail policy: that of the client, or on_error of the policy
-	Own       int64            // of Failed, by that of the client
-	Warnings  map[string]int64 // what the clients logged
+	Failed    int64 // answered by a fail policy: that of the client, or on_error of the policy
+	Own       int64 // of Failed, by that of the client
 	Slowest   time.Duration
 }
 
 func newClientsReport() *clientsReport {
-	return &clientsReport{Allowed: make(map[string]int64), Errors: make(map[string]int64),
-		Warnings: make(map[string]int64)}
+	return &clientsReport{Allowed: make(map[string]int64), Errors: make(map[string]int64)}
 }
 
 func (r *clientsReport) add(other *clientsReport) {
@@ -82,36 +74,11 @@ func (r *clientsReport) add(other *clientsReport) {
 	r.Failed += other.Failed
 	r.Own += other.Own
 	r.Slowest = max(r.Slowest, other.Slowest)
-	for _, m := range []struct{ to, from map[string]int64 }{{r.Allowed, other.Allowed}, {r.Errors, other.Errors},
-		{r.Warnings, other.Warnings}} {
+	for _, m := range []struct{ to, from map[string]int64 }{{r.Allowed, other.Allowed}, {r.Errors, other.Errors}} {
 		for k, n := range m.from {
 			m.to[k] += n
 		}
 	}
-}
-
-// clientsLog counts what clients log.
-type clientsLog struct {
-	mu     sync.Mutex
-	counts map[string]int64
-}
-
-func (l *clientsLog) Enabled(context.Context, slog.Level) bool { return true }
-func (l *clientsLog) WithAttrs([]slog.Attr) slog.Handler       { return l }
-func (l *clientsLog) WithGroup(string) slog.Handler            { return l }
-
-func (l *clientsLog) Handle(_ context.Context, r slog.Record) error {
-	text := r.Message
-	r.Attrs(func(a slog.Attr) bool {
-		if e, ok := a.Value.Any().(error); ok {
-			text += ": " + e.Error()
-		}
-		return true
-	})
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.counts[text]++
-	return nil
 }
 
 // runClients is a process of clients. It writes "connected" when each has been answered once, waits for a line, asks,
@@ -123,7 +90,7 @@ func runClients(text string) error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	report, log := newClientsReport(), &clientsLog{counts: make(map[string]int64)}
+	report := newClientsReport()
 	var mu sync.Mutex
 	var dialing, asking sync.WaitGroup
 	begin := make(chan struct{})
@@ -133,7 +100,7 @@ func runClients(text string) error {
 		asking.Go(func() {
 			own := newClientsReport()
 			places <- struct{}{}
-			ask, closing, err := dialClient(ctx, &plan, plan.First+i, log)
+			ask, closing, err := dialClient(ctx, &plan, plan.First+i)
 			if err == nil {
 				defer closing()
 				err = ask(ctx, own)
@@ -163,9 +130,6 @@ func runClients(text string) error {
 		cancel()
 	}()
 	asking.Wait()
-	log.mu.Lock()
-	report.Warnings = log.counts
-	defer log.mu.Unlock()
 	return json.NewEncoder(os.Stdout).Encode(report)
 }
 
@@ -195,20 +159,17 @@ func (r *clientsReport) askFor(ctx context.Context, plan *clientsPlan, i int,
 }
 
 // dialClient connects a client from its address. ask asks one check.
-func dialClient(ctx context.Context, plan *clientsPlan, number int,
-	log slog.Handler) (ask func(context.Context, *clientsReport) error, closing func(), err error) {
+func dialClient(ctx context.Context, plan *clientsPlan,
+	number int) (ask func(context.Context, *clientsReport) error, closing func(), err error) {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, byte(192+number/62500), byte(number/250%250),
 		byte(1+number%250))}}
 	dial := grpc.WithContextDialer(
 		func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) })
 	n := number
 	key := func() string { n++; return fmt.Sprintf("key-%d", n%plan.Keys) }
-	if plan.Raw {
-		return dialRaw(ctx, plan, dial, key)
-	}
 	c, err := client.Dial(ctx, strings.Join(plan.Nodes, ","), client.WithOnError(client.FailClosed),
 		client.WithTimeout(5*time.Second),
-		client.WithLogger(slog.New(log)), client.WithDialOptions(dial))
+		client.WithLogger(slog.New(slog.DiscardHandler)), client.WithDialOptions(dial))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -241,44 +202,6 @@ func (r *clientsReport) answered(key string, took time.Duration, allowed, failed
 	if allowed {
 		r.Allowed[key]++
 	}
-}
-
-// dialRaw is dialClient of a bare connection with one stream.
-func dialRaw(ctx context.Context, plan *clientsPlan, dial grpc.DialOption,
-	key func() string) (func(context.Context, *clientsReport) error, func(), error) {
-	conn, err := grpc.NewClient("passthrough:///"+plan.Nodes[0],
-		grpc.WithTransportCredentials(insecure.NewCredentials()), dial)
-	if err != nil {
-		return nil, nil, err
-	}
-	stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx, grpc.WaitForReady(true))
-	if err != nil {
-		_ = conn.Close()
-		return nil, nil, err
-	}
-	in := &weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "shared"}}}
-	return func(_ context.Context, r *clientsReport) error {
-		began, k := time.Now(), key()
-		in.Sequence++
-		in.Keys, in.KeyLengths = []byte(k), []uint32{uint32(len(k))}
-		if err := stream.Send(in); err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		in.Define = nil
-		out, err := stream.Recv()
-		for err == nil && len(out.Flags) == 0 && out.Error == nil {
-			out, err = stream.Recv()
-		}
-		if err != nil {
-			return err
-		}
-		if out.Error != nil {
-			return errors.New(out.Error.String())
-		}
-		r.answered(k, time.Since(began), out.Flags[0]&uint32(weirv1.StreamFlag_STREAM_FLAG_ALLOWED) != 0,
-			out.Flags[0]&uint32(weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED) != 0)
-		return nil
-	}, func() { _ = conn.Close() }, nil
 }
 
 // clientsProcess is a process of clients that runs.
@@ -330,11 +253,6 @@ func TestClients(t *testing.T) {
 	f := newFleet(t, 3, fmt.Sprintf(
 		"policies:\n  - {name: shared, algorithm: fixed_window, limit: %d, window: 24h, on_error: closed}\n", limit),
 		nil)
-	if *clientsRaw {
-		f = newFleet(t, 1, fmt.Sprintf(
-			"policies:\n  - {name: shared, algorithm: fixed_window, limit: %d, window: 24h, on_error: closed}\n",
-			limit), nil)
-	}
 	raiseFiles(t, 3*uint64(each)+1000)
 	groups := make([]*cgroup, len(f.members))
 	var nodes []string
@@ -350,7 +268,7 @@ func TestClients(t *testing.T) {
 	began := time.Now()
 	for first := 0; first < number; first += each {
 		processes = append(processes, startClients(t, clientsPlan{
-			Nodes: nodes, First: first, Number: min(each, number-first), Raw: *clientsRaw, Rate: *clientsRate,
+			Nodes: nodes, First: first, Number: min(each, number-first), Rate: *clientsRate,
 			For: *clientsFor, Keys: keys,
 		}))
 	}
@@ -380,9 +298,8 @@ func TestClients(t *testing.T) {
 		total.add(p.report(t, *clientsFor+4*waitTimeout))
 	}
 	logNodes("asked")
-	t.Logf("%d checks in %v by %d clients, %d answered by a fail policy, %d of them by the client's, slowest %v; errors %v; warnings %v",
-		total.Checks, *clientsFor, total.Connected, total.Failed, total.Own, total.Slowest, total.Errors,
-		total.Warnings)
+	t.Logf("%d checks in %v by %d clients, %d answered by a fail policy, %d of them by the client's, slowest %v; errors %v",
+		total.Checks, *clientsFor, total.Connected, total.Failed, total.Own, total.Slowest, total.Errors)
 	expect.True(t, total.Connected == number && len(total.Errors) == 0 && total.Failed == 0,
 		"%d of %d clients connected; %d checks were answered by a fail policy, %d of them by the client's; errors %v",
 		total.Connected, number, total.Failed, total.Own, total.Errors)
