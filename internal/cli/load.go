@@ -46,7 +46,7 @@ Exit status: 0 done, 1 more was admitted than the limit allows, 2 error, also wh
   weir load --limit 1000000/1m --over stream --concurrency 256 --distribution zipf -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.do(cmd.Context(), cmd.Flags(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return f.do(cmd.Context(), cmd.Flags(), cmd.OutOrStdout())
 		},
 	}
 	fs := cmd.Flags()
@@ -66,7 +66,7 @@ Exit status: 0 done, 1 more was admitted than the limit allows, 2 error, also wh
 	return cmd
 }
 
-func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io.Writer) error {
+func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout io.Writer) error {
 	if err := checkOutput(f.output); err != nil {
 		return err
 	}
@@ -96,16 +96,10 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	if cfg.Bound == nil {
 		cfg.Bound = nodes.Learn(ctx, cfg.Keys.Prefix+"1")
 	}
-	line := newProgressLine(stderr)
-	cfg.Progress = func(p load.Progress) {
-		line.Show("%v of %v  %s checks  p99 %v", p.Elapsed.Round(time.Second), p.Of, humanize.Comma(p.Sent),
-			short(p.P99))
-	}
 	// The generator holds so little memory that it would collect many times a second, and take CPU from the nodes that
 	// it measures: a third more CPU time a check if both are on one machine.
 	defer debug.SetGCPercent(debug.SetGCPercent(loadGC))
 	result, err := load.Run(ctx, cfg)
-	line.Clear()
 	if err != nil {
 		return err
 	}

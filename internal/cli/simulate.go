@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/weirlimit/weir/internal/simulate"
@@ -91,13 +90,6 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 	}
 	report := simulate.Report{}
 	var log *simulate.Log
-	line, shown := newProgressLine(stderr), int64(0)
-	cfg.Progress = func(events int64) {
-		if events-shown >= progressEvery {
-			shown = events
-			line.Show("%s events", humanize.Comma(events))
-		}
-	}
 	if f.generate != "" {
 		g, err := simulate.NewGenerator(simulate.PatternConfig{
 			Pattern: simulate.Pattern(f.generate), Rate: f.rate, For: f.length, Keys: f.keys, Seed: f.seed,
@@ -117,7 +109,6 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 		cfg.Source, report.Input = log, f.input
 	}
 	report.Result, err = simulate.Run(ctx, cfg)
-	line.Clear()
 	if err != nil {
 		return fmt.Errorf("input: %s: %w", report.Input, err)
 	}
@@ -151,6 +142,3 @@ func (f *simulateFlags) open(stdin io.Reader) (*simulate.Log, func() error, erro
 	}
 	return log, closeInput, nil
 }
-
-// progressEvery is how many events pass between two updates of the progress line.
-const progressEvery = 200_000

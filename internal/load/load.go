@@ -53,15 +53,6 @@ type Config struct {
 	// Bound is what the admissions are checked against; nil: nothing. Cost is the units of each check.
 	Bound *Bound
 	Cost  int64 `flag:"cost" default:"1" range:"1.." help:"units of each check"`
-	// Progress, if set, is called about twice a second.
-	Progress func(Progress)
-}
-
-// Progress is the state of a run.
-type Progress struct {
-	Elapsed, Of time.Duration
-	Sent        int64
-	P99         time.Duration // so far
 }
 
 // validate returns an error that names the invalid setting.
@@ -124,19 +115,12 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	if cfg.Rate > 0 {
 		r.planned = min(cfg.Count, int64(math.Ceil(cfg.Rate*cfg.Duration.Seconds())))
 	}
-	finished := make(chan struct{})
-	var reporter, workers sync.WaitGroup
-	if cfg.Progress != nil {
-		reporter.Go(func() { r.report(finished) })
-	}
+	var workers sync.WaitGroup
 	admissions := make([][]admission, cfg.Concurrency)
 	for i := range admissions {
 		workers.Go(func() { admissions[i] = r.work(ctx, cfg.Askers[i%len(cfg.Askers)]) })
 	}
 	workers.Wait()
-	close(finished)
-	reporter.Wait()
-
 	out := r.result
 	out.Elapsed = r.elapsed()
 	if seconds := out.Elapsed.Seconds(); seconds > 0 {
@@ -235,24 +219,6 @@ func (r *run) tally(a Answer, err error, took time.Duration) {
 	}
 	if a.FailedClosed {
 		r.result.FailedClosed++
-	}
-}
-
-// report calls Progress until the run is finished.
-func (r *run) report(finished <-chan struct{}) {
-	tick := time.NewTicker(500 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-finished:
-			return
-		case <-tick.C:
-			r.mu.Lock()
-			p := Progress{Elapsed: r.elapsed(), Of: r.Duration, Sent: r.result.Checks,
-				P99: time.Duration(r.times.ValueAtQuantile(99))}
-			r.mu.Unlock()
-			r.Progress(p)
-		}
 	}
 }
 

@@ -41,8 +41,6 @@ type Config struct {
 	Source Source
 	// Policies are the candidates; each has its own states. A policy with Concurrency is an error.
 	Policies []*policy.Policy
-	// Progress, if set, is called with the number of events read so far, a few times a second at most.
-	Progress func(events int64)
 	// Suggest, if set, asks for the smallest limit of each policy that touches no more than this share. The events are
 	// kept in memory for that, 16 bytes each.
 	Suggest *Share
@@ -241,9 +239,7 @@ func (in *intake) read(ctx context.Context, cfg Config, decide func(*batch)) err
 		}
 		b.from = in.from
 		decide(b)
-		if b.entries, b.fresh = b.entries[:0], nil; cfg.Progress != nil {
-			cfg.Progress(in.events)
-		}
+		b.entries, b.fresh = b.entries[:0], nil
 		if err == io.EOF {
 			return nil
 		}
