@@ -3,8 +3,6 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -144,27 +142,6 @@ alice             login         12        2.50       20%      5/5   100%
 	err = printTop(&b, weirv1.KeyOrder_KEY_ORDER_BUSIEST, &weirv1.TopKeysResponse{Node: "n0", Members: []string{"n0"}},
 		false)
 	expect.True(t, err == nil && strings.Contains(b.String(), "no key was decided on\n"), "%v\n%s", err, &b)
-}
-
-// A screen is never larger than the terminal, whatever the keys are, and no key controls it.
-func TestTopScreen(t *testing.T) {
-	top := topExample()
-	for i := range 100 {
-		top.Keys = append(top.Keys, &weirv1.KeyUse{Policy: strings.Repeat("p", 128),
-			Key: fmt.Sprint(strings.Repeat("ключ-", 200), i), Decisions: 1})
-	}
-	for _, size := range [][2]int{{80, 24}, {20, 5}, {300, 200}, {1, 1}} {
-		for _, err := range []error{nil, errors.New("addr: no node answers")} {
-			screen := topScreen(weirv1.KeyOrder_KEY_ORDER_BUSIEST, top, err, size[0], size[1])
-			lines := strings.Split(strings.TrimSuffix(strings.TrimPrefix(screen, home), "\x1b[K"+endOfScreen),
-				endOfLine)
-			expect.True(t, len(lines) <= size[1], "%v: %d lines", size, len(lines))
-			for _, line := range lines {
-				expect.True(t, len([]rune(line)) <= size[0] && !strings.ContainsAny(line, "\x1b\a\r\n"),
-					"%v: %q", size, line)
-			}
-		}
-	}
 }
 
 func TestTopCommand(t *testing.T) {
