@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -64,30 +63,18 @@ func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.
 	switch {
 	case err == nil || !answered:
 		return err
-	case s.Code() == codes.Unavailable && !r.tls.encrypted() && speaksTLS(ctx, r.addr):
-		return fmt.Errorf("addr: %s speaks TLS: give tls-ca-file, with the authority of its certificate", r.addr)
-	case s.Code() == codes.Unavailable && strings.Contains(s.Message(), "does not look like a TLS handshake"):
-		return fmt.Errorf("addr: %s does not speak TLS: leave tls-ca-file out, or give another port", r.addr)
 	case s.Code() == codes.Unavailable:
-		return fmt.Errorf("addr: no node answers gRPC at %s (its port is 8081 unless set otherwise): %s", r.addr,
-			s.Message())
+		with := "without TLS: give tls-ca-file if it speaks TLS"
+		if r.tls.encrypted() {
+			with = "with TLS: leave tls-ca-file out if it speaks plain text"
+		}
+		return fmt.Errorf("addr: no node answers gRPC at %s (its port is 8081 unless set otherwise) %s: %s", r.addr,
+			with, s.Message())
 	case s.Code() == codes.DeadlineExceeded:
 		return fmt.Errorf("addr: no answer from %s within %v (timeout)", r.addr, r.timeout)
 	default:
 		return errors.New(ownNames(s.Message()))
 	}
-}
-
-// speaksTLS reports whether the server at an address answers a TLS handshake. It sends nothing after that.
-func speaksTLS(ctx context.Context, addr string) bool {
-	// nothing is sent, so the server need not be trusted
-	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}}
-	conn, err := dialer.DialContext(ctx, "tcp", addr)
-	if err == nil {
-		_ = conn.Close() // it was used for the handshake only
-	}
-	_, alert := errors.AsType[tls.AlertError](err)
-	return err == nil || alert
 }
 
 // ownNames replaces the field that a node's message begins with by the command's name for it: target.key by key, ttl_ns

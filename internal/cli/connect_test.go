@@ -2,9 +2,6 @@ package cli
 
 import (
 	"context"
-	"io"
-	"log"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -161,34 +158,5 @@ func TestOwnNames(t *testing.T) {
 		"present a token": "present a token", "grpc: received: 3": "grpc: received: 3",
 	} {
 		expect.Equal(t, ownNames(message), want, "%q", message)
-	}
-}
-
-// TestTLSMismatch: a command in plain text at a port that speaks TLS is told so, and one with TLS at a port that does
-// not.
-func TestTLSMismatch(t *testing.T) {
-	server := httptest.NewUnstartedServer(nil)
-	server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	server.EnableHTTP2 = true
-	server.StartTLS()
-	defer server.Close()
-	plain := httptest.NewServer(nil)
-	defer plain.Close()
-	for _, c := range []struct {
-		at   *httptest.Server
-		tls  identity
-		want string
-	}{
-		{server, identity{}, " speaks TLS: give tls-ca-file"},
-		{plain, identity{Name: "node"}, " does not speak TLS: leave tls-ca-file out"},
-	} {
-		addr := c.at.Listener.Addr().String()
-		n := connection{addr: addr, tls: c.tls, timeout: 10 * time.Second, output: "text"}
-		err := n.connect(t.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
-			_, err := weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
-			return err
-		})
-		want := "addr: " + addr + c.want
-		expect.True(t, err != nil && strings.HasPrefix(err.Error(), want), "%v, want %s", err, want)
 	}
 }
