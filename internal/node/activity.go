@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -56,35 +57,18 @@ func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
 		wanted = func(scope string) bool { return scope == r.Policy }
 	}
 	policies, age := n.recorder.history.Load().Read(now)
-	out := &peerv1.ActivityResponse{AgeNs: int64(age)}
+	out := &peerv1.ActivityResponse{Policies: policies, AgeNs: int64(age)}
 	orders := r.Orders[:min(len(r.Orders), len(weirv1.KeyOrder_name))]
 	rows, counted := n.recorder.Top(now, int(min(r.Keys, maxTopKeys)), wanted, orders...)
 	out.Keys, out.CountedNs = rows, int64(counted)
-	for _, p := range policies {
-		h := &peerv1.PolicyHistory{Policy: p.Name}
-		for _, c := range p.Steps {
-			h.Steps = append(h.Steps, policyUse("", c))
-		}
-		out.Policies = append(out.Policies, h)
-	}
 	return out
-}
-
-func policyUse(name string, c observe.StepCounts) *weirv1.PolicyUse {
-	return &weirv1.PolicyUse{Policy: name, Allowed: c.Allowed, Refused: c.Refused, Shadowed: c.Shadowed,
-		FailedOpen: c.FailedOpen, FailedClosed: c.FailedClosed, Errors: c.Errors, Banned: c.Banned}
-}
-
-func countsOf(u *weirv1.PolicyUse) observe.StepCounts {
-	return observe.StepCounts{Allowed: u.GetAllowed(), Refused: u.GetRefused(), Shadowed: u.GetShadowed(),
-		FailedOpen: u.GetFailedOpen(), FailedClosed: u.GetFailedClosed(), Errors: u.GetErrors(), Banned: u.GetBanned()}
 }
 
 // clusterActivity is what all members have decided lately, summed.
 type clusterActivity struct {
 	rows                 []*peerv1.KeyActivity // in no order
 	counted              time.Duration         // how long the keys of rows were counted
-	policies             []observe.PolicyHistory
+	policies             []*peerv1.PolicyHistory
 	age                  time.Duration // of the newest complete step of policies
 	members, unreachable []string
 }
@@ -120,34 +104,37 @@ func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *cluster
 // the sum contains up to one step before or after it of each other member.
 func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse) {
 	lists := make([][]*peerv1.KeyActivity, 0, len(answers))
-	by := make(map[string][]observe.StepCounts)
+	by := make(map[string]*peerv1.PolicyHistory)
 	c.age = time.Duration(answers[0].AgeNs)
 	for _, a := range answers {
 		lists = append(lists, a.Keys)
 		c.counted = max(c.counted, time.Duration(a.CountedNs))
 		for _, p := range a.Policies {
-			steps := by[p.Policy]
-			for i, use := range p.Steps[:min(len(p.Steps), observe.HistorySteps+1)] {
-				if i == len(steps) {
-					steps = append(steps, observe.StepCounts{})
-				}
-				steps[i].Add(countsOf(use))
+			sum := by[p.Policy]
+			if sum == nil {
+				sum = &peerv1.PolicyHistory{Policy: p.Policy}
+				by[p.Policy] = sum
 			}
-			by[p.Policy] = steps
+			for i, use := range p.Steps[:min(len(p.Steps), observe.HistorySteps+1)] {
+				if i == len(sum.Steps) {
+					sum.Steps = append(sum.Steps, new(weirv1.PolicyUse))
+				}
+				observe.AddUse(sum.Steps[i], use)
+			}
 		}
 	}
 	c.rows = observe.MergeRows(lists...)
-	for name, steps := range by {
-		c.policies = append(c.policies, observe.PolicyHistory{Name: name, Steps: steps})
+	for _, name := range slices.Sorted(maps.Keys(by)) {
+		c.policies = append(c.policies, by[name])
 	}
-	slices.SortFunc(c.policies, func(a, b observe.PolicyHistory) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 // lately sums the steps of about the last minute, and returns how long they took.
-func (c *clusterActivity) lately(p *observe.PolicyHistory) (sum observe.StepCounts, took time.Duration) {
+func (c *clusterActivity) lately(p *peerv1.PolicyHistory) (sum *weirv1.PolicyUse, took time.Duration) {
+	sum = &weirv1.PolicyUse{Policy: p.Policy}
 	steps := p.Steps[:min(len(p.Steps), int(time.Minute/observe.HistoryStep))]
 	for _, s := range steps {
-		sum.Add(s)
+		observe.AddUse(sum, s)
 	}
 	return sum, c.age + time.Duration(len(steps)-1)*observe.HistoryStep
 }
@@ -192,18 +179,17 @@ func (n *Node) topKeys(all *clusterActivity, rows []*peerv1.KeyActivity, most in
 			out.Keys = append(out.Keys, use)
 		}
 	}
-	for i := range all.policies {
-		p := &all.policies[i]
+	for _, p := range all.policies {
 		sum, took := all.lately(p)
-		if sum == (observe.StepCounts{}) || policy != "" && p.Name != policy || !maySeePolicy(mayUse, p.Name) {
+		if observe.Decisions(sum)+sum.Errors == 0 || policy != "" && p.Policy != policy ||
+			!maySeePolicy(mayUse, p.Policy) {
 			continue
 		}
-		out.Policies = append(out.Policies, policyUse(p.Name, sum))
+		out.Policies = append(out.Policies, sum)
 		out.PoliciesCountedNs = max(out.PoliciesCountedNs, int64(took))
 	}
 	slices.SortStableFunc(out.Policies, func(a, b *weirv1.PolicyUse) int {
-		x, y := countsOf(a), countsOf(b)
-		return cmp.Compare(y.Total(), x.Total())
+		return cmp.Compare(observe.Decisions(b), observe.Decisions(a))
 	})
 	return out
 }

@@ -142,7 +142,7 @@ func (s *snapshot) history() history {
 		Policies: make(map[string][][6]uint64)}
 	list := slices.Clone(s.activity.policies)
 	if h.Left = max(len(list)-consolePolicies, 0); h.Left > 0 {
-		slices.SortStableFunc(list, func(a, b observe.PolicyHistory) int { return cmp.Compare(total(&b), total(&a)) })
+		slices.SortStableFunc(list, func(a, b *peerv1.PolicyHistory) int { return cmp.Compare(total(b), total(a)) })
 		list = list[:consolePolicies]
 	}
 	for _, p := range list {
@@ -150,14 +150,14 @@ func (s *snapshot) history() history {
 		for i, c := range p.Steps {
 			steps[i] = [6]uint64{c.Allowed, c.Refused, c.Shadowed, c.FailedOpen, c.FailedClosed, c.Errors}
 		}
-		h.Policies[p.Name] = steps
+		h.Policies[p.Policy] = steps
 	}
 	return h
 }
 
-func total(p *observe.PolicyHistory) (n uint64) {
-	for i := range p.Steps {
-		n += p.Steps[i].Total()
+func total(p *peerv1.PolicyHistory) (n uint64) {
+	for _, s := range p.Steps {
+		n += observe.Decisions(s)
 	}
 	return n
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster"
@@ -27,6 +28,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -270,23 +273,28 @@ func TestHistory(t *testing.T) {
 	})
 	got, _ := h.Read(0)
 	expect.True(t, got == nil, "before the first tick: %+v", got)
-	at := func(d time.Duration, want []PolicyHistory, age time.Duration) {
+	at := func(d time.Duration, want []*peerv1.PolicyHistory, age time.Duration) {
 		t.Helper()
 		h.Tick(int64(d))
 		got, since := h.Read(int64(d))
-		diff := cmp.Diff(want, got)
+		diff := cmp.Diff(want, got, protocmp.Transform())
 		expect.True(t, diff == "" && since == age, "at %v, %v old: %s", d, since, diff)
 	}
 	at(0, nil, 0)
 	stats["a"].Allowed = 3
-	at(time.Second, []PolicyHistory{{"a", []StepCounts{{Allowed: 3}}}}, time.Second)
+	history := func(policy string, steps ...*weirv1.PolicyUse) *peerv1.PolicyHistory {
+		return &peerv1.PolicyHistory{Policy: policy, Steps: steps}
+	}
+	idle := new(weirv1.PolicyUse)
+	first, failed := &weirv1.PolicyUse{Allowed: 3, Refused: 1}, &weirv1.PolicyUse{FailedOpen: 2}
+	at(time.Second, []*peerv1.PolicyHistory{history("a", &weirv1.PolicyUse{Allowed: 3})}, time.Second)
 	stats["a"].Refused, stats["b"].FailedOpen = 1, 2
-	at(HistoryStep, []PolicyHistory{{"a", []StepCounts{{}, {Allowed: 3, Refused: 1}}},
-		{"b", []StepCounts{{}, {FailedOpen: 2}}}}, 0)
+	at(HistoryStep, []*peerv1.PolicyHistory{history("a", idle, first), history("b", idle, failed)}, 0)
 	stats["a"].Allowed += 5
 	// Two steps have passed, and nobody has ended the first of them.
-	at(3*HistoryStep+time.Second, []PolicyHistory{{"a", []StepCounts{{}, {Allowed: 5}, {}, {Allowed: 3, Refused: 1}}},
-		{"b", []StepCounts{{}, {}, {}, {FailedOpen: 2}}}}, time.Second)
+	at(3*HistoryStep+time.Second, []*peerv1.PolicyHistory{
+		history("a", idle, &weirv1.PolicyUse{Allowed: 5}, idle, first), history("b", idle, idle, idle, failed),
+	}, time.Second)
 	for i := range HistorySteps {
 		h.Tick(int64(4+i) * int64(HistoryStep))
 	}
@@ -295,6 +303,6 @@ func TestHistory(t *testing.T) {
 	stats["b"].Errors++
 	h.Tick(int64(time.Hour) * 1000) // which takes no more steps than are kept
 	got, age := h.Read(int64(time.Hour) * 1000)
-	expect.True(t, len(h.steps) == HistorySteps && len(got) == 1 && got[0].Steps[1] == (StepCounts{Errors: 1}) &&
+	expect.True(t, len(h.steps) == HistorySteps && len(got) == 1 && got[0].Steps[1].Errors == 1 &&
 		age < HistoryStep, "after a long time: %d steps, %+v, %v old", len(h.steps), got, age)
 }
