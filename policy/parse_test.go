@@ -550,9 +550,6 @@ func TestLoad(t *testing.T) {
 	_, err := Load(file)
 	expect.True(t, errors.Is(err, os.ErrNotExist) && err.Error() == "open "+file+": no such file or directory",
 		"missing: %v", err)
-	_, err = NewWatcher(file, WatchConfig{})
-	expect.True(t, errors.Is(err, os.ErrNotExist) && err.Error() == "open "+file+": no such file or directory",
-		"missing, to be watched: %v", err)
 	expect.ErrorContains(t, expect.Err(Load(dir)), dir, "a directory")
 	must.NoError(t, os.WriteFile(file, []byte(documented), 0o600))
 	s, err := Load(file)

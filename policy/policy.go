@@ -1,13 +1,10 @@
-// Package policy has named limits: it parses policy files, validates them, and keeps their policies up to date while
-// the files change.
+// Package policy has named limits: it parses policy files, and validates them.
 //
 // Parse turns a file into a Set (parse.go), and reports every mistake with its position. Policy.Rule finds the limits
-// of a key. A Set never changes, and needs no locks. A Watcher replaces it as a whole when the file changes; a file
-// with a mistake changes nothing.
+// of a key. A Set never changes, and needs no locks: a node that follows a file replaces the Set as a whole.
 //
-// The package does not promise that the nodes of a cluster have read the same file (compare Set.Hash), that policies of
-// two files change at the same instant, or that a change is seen before the next poll on a file system that reports no
-// events. It decides nothing: package algo says what a limit means.
+// The package does not promise that the nodes of a cluster have read the same file (compare Set.Hash). It decides
+// nothing: package algo says what a limit means.
 package policy
 
 import (

@@ -31,6 +31,7 @@ import (
 	"github.com/weirlimit/weir/internal/disk"
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/observe"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -69,8 +70,8 @@ type Node struct {
 	peers         *peer.Forwarder
 	messenger     *replica.Messenger
 	keys          *control.GossipKeys
-	watcher       *policy.Watcher // nil: no policy file
-	ownFiles      []followedFile  // the policy file and Envoy's files
+	watcher       *reload.Watcher[*policy.Set] // nil: no policy file
+	ownFiles      []followedFile               // the policy file and Envoy's files
 	overrides     overriding
 	envoy         envoyFrontEnd
 	metrics       *observe.Metrics

@@ -21,6 +21,8 @@ import (
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/panics"
+	"github.com/weirlimit/weir/internal/reload"
+	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
@@ -151,8 +153,8 @@ func (n *Node) openSecurity() (err error) {
 func (n *Node) openPolicies() (err error) {
 	policies := n.cfg.Policies
 	if n.cfg.PolicyFile != "" {
-		n.watcher, err = policy.NewWatcher(n.cfg.PolicyFile, policy.WatchConfig{
-			Check: n.checkReload, OnChange: n.policiesChanged, OnError: n.policiesRejected,
+		n.watcher, err = reload.Open([]string{n.cfg.PolicyFile}, reload.Config[*policy.Set]{
+			Parse: n.parsePolicies, OnChange: n.policiesChanged, OnError: n.policiesRejected, MaxSize: strictyaml.MaxFile,
 		})
 		if err != nil {
 			return fmt.Errorf("policies: %w", err)
@@ -162,6 +164,15 @@ func (n *Node) openPolicies() (err error) {
 	}
 	n.closing(n.closeFiles)
 	return n.openOverrides(policies)
+}
+
+// parsePolicies parses the policy file, and checks that this node has what its policies need.
+func (n *Node) parsePolicies(contents [][]byte) (*policy.Set, error) {
+	set, err := policy.Parse(n.cfg.PolicyFile, contents[0])
+	if err == nil {
+		err = n.checkReload(set)
+	}
+	return set, err
 }
 
 // openHashKey derives the hash key from the cluster's secret. A node without gossip and secret gets a random one.
