@@ -63,7 +63,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitNegative
 	}
 	// LogQueue, so that the end of the process does not wait for a reader of stderr.
-	last := observe.NewLogQueue(stderr, observe.LogQueueConfig{MaxBytes: admission.LogQueue})
+	last := observe.NewLogQueue(stderr, admission.LogQueue)
 	fmt.Fprintln(last, "weir:", flagged(cmd.Flags(), err))
 	within, stop := context.WithTimeout(context.Background(), flushTimeout)
 	defer stop()

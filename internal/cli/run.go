@@ -58,12 +58,7 @@ const flushTimeout = time.Second
 // run runs a node until ctx ends or the node fails. unknown has variables of the environment that look like settings
 // and are none.
 func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []string) error {
-	var logger *slog.Logger
-	out := observe.NewLogQueue(stdout, observe.LogQueueConfig{MaxBytes: admission.LogQueue})
-	log := observe.NewLogQueue(stderr,
-		observe.LogQueueConfig{MaxBytes: admission.LogQueue, OnDropped: func(lines uint64) {
-			logger.Warn("log lines dropped", "count", lines, "hint", "the reader of the log does not keep up")
-		}})
+	out, log := observe.NewLogQueue(stdout, admission.LogQueue), observe.NewLogQueue(stderr, admission.LogQueue)
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
 		defer cancel()
@@ -73,7 +68,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 	if err != nil {
 		return err
 	}
-	logger, cfg.LogDropped = cfg.Logger, log.Dropped
+	cfg.LogDropped = log.Dropped
 	cfg.Stderr = stderr // the audit log has a queue of its own
 	if len(unknown) > 0 {
 		cfg.Logger.Warn("environment has unknown settings", "variables", unknown)

@@ -73,7 +73,7 @@ func OpenAudit(cfg AuditConfig) (*AuditLog, error) {
 		return nil, err
 	}
 	l := &AuditLog{cfg: cfg, out: out, denied: rate.NewLimiter(perSecond, burst)}
-	l.queue = NewLogQueue(out, LogQueueConfig{MaxBytes: cfg.MaxQueued, Wait: patience, OnDropped: l.dropped})
+	l.queue = NewLogQueue(out, cfg.MaxQueued)
 	l.lines = slog.NewJSONHandler(writerFunc(l.queue.WriteThrough), nil)
 	return l, nil
 }
@@ -81,11 +81,6 @@ func OpenAudit(cfg AuditConfig) (*AuditLog, error) {
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
-
-// dropped writes a line with the number of dropped lines. The queue calls it.
-func (l *AuditLog) dropped(lines uint64) {
-	l.write(slog.NewJSONHandler(l.queue, nil), "lines dropped", slog.Uint64("count", lines))
-}
 
 // Dropped returns how many lines could not be written, or were dropped because the destination stalled.
 func (l *AuditLog) Dropped() uint64 { return l.queue.Dropped() }
@@ -137,7 +132,7 @@ func (l *AuditLog) Record(e auth.Event) {
 		}
 		return
 	}
-	l.write(l.lines, string(e.Action), attributes(&e)...)
+	l.write(string(e.Action), attributes(&e)...)
 }
 
 // flush writes how many denied calls were left out.
@@ -149,16 +144,16 @@ func (l *AuditLog) flush() {
 
 func (l *AuditLog) flushLocked() {
 	if l.leftOut > 0 {
-		l.write(l.lines, "denied calls omitted", slog.Int("count", l.leftOut))
+		l.write("denied calls omitted", slog.Int("count", l.leftOut))
 		l.leftOut = 0
 	}
 }
 
-func (l *AuditLog) write(to slog.Handler, message string, attrs ...slog.Attr) {
+func (l *AuditLog) write(message string, attrs ...slog.Attr) {
 	r := slog.NewRecord(l.cfg.Now(), slog.LevelInfo, message, 0)
 	r.AddAttrs(attrs...)
 	// output reports its errors itself, and the queue counts the lines that it drops.
-	_ = to.Handle(context.Background(), r)
+	_ = l.lines.Handle(context.Background(), r)
 }
 
 // attributes returns the fields of an event that are not empty.

@@ -17,35 +17,22 @@ var (
 	ErrClosed = errors.New("logqueue: closed")
 )
 
-// LogQueueConfig configures a LogQueue. MaxBytes is required.
-type LogQueueConfig struct {
-	// MaxBytes bounds the bytes of lines in the queue, including the line that is being written.
-	MaxBytes int
-	// Wait bounds how long WriteThrough waits for its line to be written.
-	Wait time.Duration
-	// OnDropped, if set, is called with the number of lines that were dropped or could not be written, once the writer
-	// works again and the queue is empty. The queue's goroutine calls it: it may call Write, and must not call
-	// WriteThrough or Close.
-	OnDropped func(lines uint64)
-}
-
 // LogQueue is a bounded queue of lines before a writer. Its methods are safe for concurrent use.
 //
 // A writer that stalls (a pipe without a reader, a mount that does not answer) does not stall the goroutines that log:
 // a line without room is dropped and counted. Lines in the queue are lost when the process ends. The goroutine of a
 // write that never returns is never ended.
 type LogQueue struct {
-	w    io.Writer
-	cfg  LogQueueConfig
-	done chan struct{} // closed once the queue's goroutine has ended
+	w        io.Writer
+	maxBytes int
+	done     chan struct{} // closed once the queue's goroutine has ended
 
 	mu      sync.Mutex
 	changed *sync.Cond // run has something to do
 	lines   fifo.Queue[queued]
 	bytes   int // of lines, and of the line that is being written
 	dropped uint64
-	told    uint64 // how many of dropped OnDropped was called for
-	stalled bool   // a WriteThrough has timed out, and no line was written since
+	stalled bool // a WriteThrough has timed out, and no line was written since
 	closed  bool
 }
 
@@ -55,9 +42,10 @@ type queued struct {
 	written chan struct{}
 }
 
-// NewLogQueue returns a LogQueue that writes each line to w with one call of Write. The caller must call Close.
-func NewLogQueue(w io.Writer, cfg LogQueueConfig) *LogQueue {
-	q := &LogQueue{w: w, cfg: cfg, done: make(chan struct{})}
+// NewLogQueue returns a LogQueue that writes each line to w with one call of Write. maxBytes bounds the bytes of lines
+// in the queue, including the line that is being written. The caller must call Close.
+func NewLogQueue(w io.Writer, maxBytes int) *LogQueue {
+	q := &LogQueue{w: w, maxBytes: maxBytes, done: make(chan struct{})}
 	q.changed = sync.NewCond(&q.mu)
 	go q.run()
 	return q
@@ -71,8 +59,8 @@ func (q *LogQueue) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// WriteThrough queues a line and waits until it is written, LogQueueConfig.Wait at most. While the writer is stalled it
-// does not wait: of several calls one after the other, only the first waits.
+// WriteThrough queues a line and waits until it is written, for patience at most. While the writer is stalled it does
+// not wait: of several calls one after the other, only the first waits.
 func (q *LogQueue) WriteThrough(line []byte) (int, error) {
 	written, err := q.add(line)
 	if err != nil {
@@ -83,7 +71,7 @@ func (q *LogQueue) WriteThrough(line []byte) (int, error) {
 	}
 	select {
 	case <-written:
-	case <-time.After(q.cfg.Wait):
+	case <-time.After(patience):
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		select {
@@ -102,7 +90,7 @@ func (q *LogQueue) add(line []byte) (written chan struct{}, err error) {
 	switch {
 	case q.closed:
 		err = ErrClosed
-	case q.bytes+len(line) > q.cfg.MaxBytes:
+	case q.bytes+len(line) > q.maxBytes:
 		err = ErrFull
 	}
 	if err != nil {
@@ -125,16 +113,11 @@ func (q *LogQueue) run() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		switch untold := q.dropped - q.told; {
+		switch {
 		case q.lines.Len() > 0:
 			q.write(q.lines.Pop())
 		case q.closed:
 			return
-		case untold > 0 && q.cfg.OnDropped != nil:
-			q.told = q.dropped
-			q.mu.Unlock()
-			q.cfg.OnDropped(untold)
-			q.mu.Lock()
 		default:
 			q.changed.Wait()
 		}
@@ -150,7 +133,6 @@ func (q *LogQueue) write(l queued) {
 	q.stalled = false
 	if err != nil {
 		q.dropped++
-		q.told++ // a line about it would fail as well
 	}
 	close(l.written)
 }
