@@ -184,7 +184,7 @@ func singles(over, policy string, pick pick) asking {
 		return func(i int) call {
 			random := newRandom(i)
 			return func(ctx context.Context) (int, error) {
-				return one(askers[random.IntN(len(askers))].Ask(ctx, pick(random)))
+				return one(askers[random.IntN(len(askers))](ctx, pick(random)))
 			}
 		}, closeAll, nil
 	}

@@ -72,8 +72,8 @@ func (n Nodes) Open() (askers []Asker, closeAll func(), err error) {
 		}
 	case "resp":
 		for _, addr := range n.Addrs {
-			pool := n.overRESP(addr, token)
-			add(&respAsker{pool, n.Target.Policy, n.Cost}, pool.Close)
+			pool := n.respPool(addr, token)
+			add(n.overRESP(pool), pool.Close)
 		}
 	}
 	if err != nil {
@@ -115,48 +115,38 @@ func (n *Nodes) openGRPC(token string, add func(Asker, func() error)) error {
 			if err != nil {
 				return fmt.Errorf("addr: %w", err)
 			}
-			add(&grpcAsker{n.Target, n.Cost, token, weirv1.NewLimiterClient(conn)}, conn.Close)
+			add(n.overGRPC(weirv1.NewLimiterClient(conn), token), conn.Close)
 		}
 	}
 	return nil
 }
 
-// grpcAsker makes a unary call for each check.
-type grpcAsker struct {
-	target  *weirv1.Target // without a key
-	cost    int64
-	token   string // empty: none
-	service weirv1.LimiterClient
-}
-
-// Ask implements Asker.
-func (a *grpcAsker) Ask(ctx context.Context, key string) (Answer, error) {
-	target := &weirv1.Target{Policy: a.target.Policy, Limit: a.target.Limit, Namespace: a.target.Namespace, Key: key}
-	if a.token != "" { // Nodes.Token has decided that it may be sent
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+a.token)
+// overGRPC makes a unary call for each check.
+func (n *Nodes) overGRPC(service weirv1.LimiterClient, token string) Asker {
+	about, cost := n.Target, n.Cost
+	return func(ctx context.Context, key string) (Answer, error) {
+		target := &weirv1.Target{Policy: about.Policy, Limit: about.Limit, Namespace: about.Namespace, Key: key}
+		if token != "" { // Nodes.Token has decided that it may be sent
+			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+		}
+		r, err := service.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: target, Cost: &cost}}})
+		switch {
+		case err != nil:
+			return Answer{}, err
+		case len(r.GetResults()) != 1:
+			return Answer{}, fmt.Errorf("one check got %d results", len(r.GetResults()))
+		case r.Results[0].GetDecision() == nil:
+			return Answer{}, errors.New(r.Results[0].GetError().GetMessage())
+		}
+		d := r.Results[0].GetDecision()
+		return Answer{
+			Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit,
+			Window: time.Duration(d.WindowNs),
+		}, nil
 	}
-	r, err := a.service.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: target, Cost: &a.cost}}})
-	switch {
-	case err != nil:
-		return Answer{}, err
-	case len(r.GetResults()) != 1:
-		return Answer{}, fmt.Errorf("one check got %d results", len(r.GetResults()))
-	case r.Results[0].GetDecision() == nil:
-		return Answer{}, errors.New(r.Results[0].GetError().GetMessage())
-	}
-	d := r.Results[0].GetDecision()
-	return Answer{
-		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit,
-		Window: time.Duration(d.WindowNs),
-	}, nil
 }
 
-// streamAsker asks through the Go client.
-type streamAsker struct {
-	limiter *client.Limiter
-	cost    int64
-}
-
+// openStream asks through the Go client.
 func (n *Nodes) openStream(token string, add func(Asker, func() error)) error {
 	// Each check must go to a node, and a check that no node answers must not count as admitted.
 	opts := []client.Option{client.WithoutMemory(), client.WithoutLoans(), client.WithOnError(client.FailClosed),
@@ -171,24 +161,21 @@ func (n *Nodes) openStream(token string, add func(Asker, func() error)) error {
 	if err != nil {
 		return err
 	}
-	limiter := conn.Policy(n.Target.Policy)
+	limiter, cost := conn.Policy(n.Target.Policy), n.Cost
 	if n.Inline != nil {
 		limiter = conn.Inline(n.Target.Namespace, *n.Inline)
 	}
-	add(&streamAsker{limiter, n.Cost}, conn.Close)
+	add(func(ctx context.Context, key string) (Answer, error) {
+		d, err := limiter.AllowN(ctx, key, cost)
+		if err == nil && d.FailedClosed && d.Limit == 0 {
+			err = errors.New("no node answered") // this answer is the client's own
+		}
+		return Answer{
+			Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit,
+			Window: d.Window,
+		}, err
+	}, conn.Close)
 	return nil
-}
-
-// Ask implements Asker.
-func (a *streamAsker) Ask(ctx context.Context, key string) (Answer, error) {
-	d, err := a.limiter.AllowN(ctx, key, a.cost)
-	if err == nil && d.FailedClosed && d.Limit == 0 {
-		err = errors.New("no node answered") // this answer is the client's own
-	}
-	return Answer{
-		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit,
-		Window: d.Window,
-	}, err
 }
 
 // httpCheck is the body of POST /v1/check.
@@ -206,47 +193,41 @@ type httpLimit struct {
 	Window    string `json:"window"`
 }
 
-// httpAsker sends POST /v1/check.
-type httpAsker struct {
-	check  httpCheck // without a key
-	url    string
-	token  string
-	client *http.Client
-}
-
-func (n *Nodes) overHTTP(addr, token string, transport *http.Transport) *httpAsker {
-	a := &httpAsker{token: token, client: &http.Client{Transport: transport}}
-	a.check = httpCheck{Policy: n.Target.Policy, Namespace: n.Target.Namespace, Cost: n.Cost}
+// overHTTP sends POST /v1/check.
+func (n *Nodes) overHTTP(addr, token string, transport *http.Transport) Asker {
+	about := httpCheck{Policy: n.Target.Policy, Namespace: n.Target.Namespace, Cost: n.Cost}
 	if l := n.Inline; l != nil {
-		a.check.Limit = &httpLimit{Algorithm: l.Algorithm.String(), Limit: l.Limit, Window: l.Window.String()}
+		about.Limit = &httpLimit{Algorithm: l.Algorithm.String(), Limit: l.Limit, Window: l.Window.String()}
 	}
-	a.url = "http://" + addr + "/v1/check"
+	url := "http://" + addr + "/v1/check"
 	if transport.TLSClientConfig != nil {
-		a.url = "https://" + addr + "/v1/check"
+		url = "https://" + addr + "/v1/check"
 	}
-	return a
+	httpClient := &http.Client{Transport: transport}
+	return func(ctx context.Context, key string) (Answer, error) {
+		check := about
+		check.Key = key
+		return askHTTP(ctx, httpClient, url, token, &check)
+	}
 }
 
 // maxAnswer bounds the bytes that are read of an answer.
 const maxAnswer = 64 << 10
 
-// Ask implements Asker.
-func (a *httpAsker) Ask(ctx context.Context, key string) (Answer, error) {
-	check := a.check
-	check.Key = key
-	body, err := json.Marshal(&check)
+func askHTTP(ctx context.Context, httpClient *http.Client, url, token string, check *httpCheck) (Answer, error) {
+	body, err := json.Marshal(check)
 	if err != nil {
 		return Answer{}, err
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return Answer{}, err
 	}
 	r.Header.Set("Content-Type", "application/json")
-	if a.token != "" {
-		r.Header.Set("Authorization", "Bearer "+a.token)
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
 	}
-	resp, err := a.client.Do(r)
+	resp, err := httpClient.Do(r)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -268,14 +249,7 @@ func (a *httpAsker) Ask(ctx context.Context, key string) (Answer, error) {
 	return Answer{Allowed: *d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed}, nil
 }
 
-// respAsker sends WEIR.CHECK.
-type respAsker struct {
-	pool   *redis.Pool
-	policy string
-	cost   int64
-}
-
-func (n *Nodes) overRESP(addr, token string) *redis.Pool {
+func (n *Nodes) respPool(addr, token string) *redis.Pool {
 	opts := []redis.DialOption{redis.DialConnectTimeout(n.Timeout), redis.DialReadTimeout(n.Timeout),
 		redis.DialWriteTimeout(n.Timeout)}
 	if token != "" {
@@ -289,20 +263,23 @@ func (n *Nodes) overRESP(addr, token string) *redis.Pool {
 	}}
 }
 
-// Ask implements Asker.
-func (a *respAsker) Ask(ctx context.Context, key string) (Answer, error) {
-	conn, err := a.pool.GetContext(ctx)
-	if err != nil {
-		return Answer{}, err
+// overRESP sends WEIR.CHECK.
+func (n *Nodes) overRESP(pool *redis.Pool) Asker {
+	policy, cost := n.Target.Policy, n.Cost
+	return func(ctx context.Context, key string) (Answer, error) {
+		conn, err := pool.GetContext(ctx)
+		if err != nil {
+			return Answer{}, err
+		}
+		defer conn.Close() // back into the pool
+		d, err := redis.Int64Map(redis.DoContext(conn, ctx, "WEIR.CHECK", policy, key, cost))
+		if err != nil {
+			return Answer{}, err
+		}
+		allowed, ok := d["allowed"]
+		if !ok {
+			return Answer{}, errors.New("the answer is not a decision")
+		}
+		return Answer{Allowed: allowed == 1 && d["shadow"] == 0, FailedOpen: d["failed_open"] == 1}, nil
 	}
-	defer conn.Close() // back into the pool
-	d, err := redis.Int64Map(redis.DoContext(conn, ctx, "WEIR.CHECK", a.policy, key, a.cost))
-	if err != nil {
-		return Answer{}, err
-	}
-	allowed, ok := d["allowed"]
-	if !ok {
-		return Answer{}, errors.New("the answer is not a decision")
-	}
-	return Answer{Allowed: allowed == 1 && d["shadow"] == 0, FailedOpen: d["failed_open"] == 1}, nil
 }

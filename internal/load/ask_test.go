@@ -85,10 +85,10 @@ func TestAnswers(t *testing.T) {
 		expect.True(t, len(askers) == 2, "%s: %d askers for 2 addresses", over, len(askers))
 		for _, a := range askers {
 			for key, want := range said {
-				got, err := a.Ask(t.Context(), key)
+				got, err := a(t.Context(), key)
 				expect.True(t, got == want && err == nil, "%s: %s is %+v, %v", over, key, got, err)
 			}
-			got, err := a.Ask(t.Context(), "other")
+			got, err := a(t.Context(), "other")
 			expect.True(t, err != nil && strings.Contains(err.Error(), "a mistake") && got == (Answer{}),
 				"%s: a mistake is %+v, %v", over, got, err)
 		}
@@ -108,7 +108,7 @@ func TestNobodyAnswers(t *testing.T) {
 		}.Open()
 		must.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		got, err := askers[0].Ask(ctx, "key")
+		got, err := askers[0](ctx, "key")
 		expect.True(t, err != nil && !got.Allowed && !errors.Is(err, context.DeadlineExceeded),
 			"%s: %+v, %v", over, got, err)
 		cancel()

@@ -65,7 +65,7 @@ func (n Nodes) Learn(ctx context.Context, key string) *Bound {
 	defer closeAll()
 	within, cancel := context.WithTimeout(ctx, n.Timeout)
 	defer cancel()
-	a, err := askers[0].Ask(within, key)
+	a, err := askers[0](within, key)
 	if err != nil || a.FailedOpen || a.FailedClosed || a.Limit <= 0 || a.Window <= 0 {
 		return nil
 	}

@@ -30,9 +30,7 @@ type Answer struct {
 
 // Asker sends one check of a key and waits for its decision. It is safe for concurrent use. An error means that there
 // is no decision.
-type Asker interface {
-	Ask(ctx context.Context, key string) (Answer, error)
-}
+type Asker func(ctx context.Context, key string) (Answer, error)
 
 // Config configures a Run. Its tags are those of weir load's flags (see node.Setting), which check the ranges.
 type Config struct {
@@ -163,7 +161,7 @@ func (r *run) work(ctx context.Context, asker Asker) (admitted []admission) {
 			due = sent
 		}
 		within, cancel := context.WithTimeout(ctx, r.Timeout)
-		answer, err := asker.Ask(within, r.Keys.name(key))
+		answer, err := asker(within, r.Keys.name(key))
 		cancel()
 		answered := r.elapsed()
 		if err != nil && ctx.Err() != nil {

@@ -15,12 +15,7 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// askFunc is an Asker.
-type askFunc func(ctx context.Context, key string) (Answer, error)
-
-func (f askFunc) Ask(ctx context.Context, key string) (Answer, error) { return f(ctx, key) }
-
-func config(ask askFunc) Config {
+func config(ask Asker) Config {
 	return Config{
 		Askers: []Asker{ask}, Keys: Keys{Distribution: Uniform, Prefix: "k-", Count: 10}, Concurrency: 4,
 		Duration: 10 * time.Second, Count: 50_000_000, Timeout: time.Second, Cost: 1,
