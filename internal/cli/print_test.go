@@ -175,9 +175,9 @@ func TestTopCommand(t *testing.T) {
 	for args, want := range map[string]string{
 		"top" + addr + tokens["shop"]: "shop does not have the role keys",
 		"top --order newest":          `--order: "newest"`,
-		"top --limit 0":               "--limit: 0",
-		"top --limit 257":             "--limit: 257",
-		"top --interval 1ms":          "--interval: 1ms",
+		"top --limit 0":               `"0" is not a number, from 1 to 256`,
+		"top --limit 257":             `"257" is not a number, from 1 to 256`,
+		"top --interval 1ms":          `"1ms" is not a time`,
 		"top now":                     `unknown command "now"`,
 	} {
 		if code, out, errs := command(args); code != exitError || !strings.Contains(errs, want) {

@@ -23,9 +23,10 @@ import (
 // topFlags are the flags of weir top.
 type topFlags struct {
 	connection
-	order, policy string
-	keys          uint
-	interval      time.Duration
+	Order    string        `flag:"order" default:"busiest" help:"what keys are ranked by: busiest, refused or fullest"`
+	Keys     int           `flag:"limit" default:"20" range:"1..256" help:"number of keys"`
+	Policy   string        `flag:"policy" help:"only keys of this policy"`
+	Interval time.Duration `flag:"interval" default:"2s" range:"100ms.." help:"time between two refreshes of a terminal"`
 }
 
 func newTop() *cobra.Command {
@@ -40,17 +41,11 @@ On a terminal the screen is refreshed until Ctrl-C. Elsewhere, and with -o json,
 file it takes a token with the role keys.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			order := slices.Index(httpapi.KeyOrders(), f.order)
+			order := slices.Index(httpapi.KeyOrders(), f.Order)
 			if order < 1 {
-				return fmt.Errorf("order: %q is not one of %s", f.order, strings.Join(httpapi.KeyOrders()[1:], ", "))
+				return fmt.Errorf("order: %q is not one of %s", f.Order, strings.Join(httpapi.KeyOrders()[1:], ", "))
 			}
-			if f.keys < 1 || f.keys > 256 {
-				return fmt.Errorf("limit: %d is not a number from 1 to 256", f.keys)
-			}
-			if f.interval < 100*time.Millisecond {
-				return fmt.Errorf("interval: %v is shorter than the shortest, 100ms", f.interval)
-			}
-			ask := &weirv1.TopKeysRequest{Order: weirv1.KeyOrder(order), Limit: uint32(f.keys), Policy: f.policy}
+			ask := &weirv1.TopKeysRequest{Order: weirv1.KeyOrder(order), Limit: uint32(f.Keys), Policy: f.Policy}
 			out, isFile := cmd.OutOrStdout().(*os.File)
 			if f.output == "text" && isFile && term.IsTerminal(int(out.Fd())) {
 				return f.refresh(cmd.Context(), ask, out)
@@ -62,12 +57,8 @@ file it takes a token with the role keys.`,
 			return printTop(cmd.OutOrStdout(), ask.Order, top, f.output == "json")
 		},
 	}
-	fs := cmd.Flags()
-	fs.StringVar(&f.order, "order", "busiest", "what keys are ranked by: busiest, refused or fullest")
-	fs.UintVar(&f.keys, "limit", 20, "number of keys, at most 256")
-	fs.StringVar(&f.policy, "policy", "", "only keys of this policy")
-	fs.DurationVar(&f.interval, "interval", 2*time.Second, "time between two refreshes of a terminal")
-	f.register(fs)
+	registerSettings(cmd.Flags(), &f)
+	f.register(cmd.Flags())
 	return cmd
 }
 
@@ -82,7 +73,7 @@ func (f *topFlags) fetch(ctx context.Context, ask *weirv1.TopKeysRequest) (top *
 // refresh prints the tables on a terminal, again after each interval, until ctx ends.
 func (f *topFlags) refresh(ctx context.Context, ask *weirv1.TopKeysRequest, out io.Writer) error {
 	const clearScreen = "\x1b[H\x1b[2J" // ECMA-48
-	tick := time.NewTicker(f.interval)
+	tick := time.NewTicker(f.Interval)
 	defer tick.Stop()
 	for {
 		top, err := f.fetch(ctx, ask)

@@ -154,7 +154,8 @@ func (n *Node) openPolicies() (err error) {
 	policies := n.cfg.Policies
 	if n.cfg.PolicyFile != "" {
 		n.watcher, err = reload.Open([]string{n.cfg.PolicyFile}, reload.Config[*policy.Set]{
-			Parse: n.parsePolicies, OnChange: n.policiesChanged, OnError: n.policiesRejected, MaxSize: strictyaml.MaxFile,
+			Parse: n.parsePolicies, OnChange: n.policiesChanged, OnError: n.policiesRejected,
+			MaxSize: strictyaml.MaxFile,
 		})
 		if err != nil {
 			return fmt.Errorf("policies: %w", err)
