@@ -267,8 +267,8 @@ func TestWatch(t *testing.T) {
 	write("notes.txt", "no YAML: [")
 	must.NoError(t, os.Mkdir(filepath.Join(dir, "sub.yaml"), 0o700))
 	changes, errs := make(chan *Config, 10), make(chan error, 10)
-	w := must.Value(NewWatcher(dir,
-		WatchConfig{OnChange: func(c *Config) { changes <- c }, OnError: func(err error) { errs <- err }}))(t)
+	w := must.Value(NewWatcher(dir, Options{}, func(c *Config) { changes <- c },
+		func(err error) { errs <- err }))(t)
 	w.Watch()
 	defer w.Close()
 	n, _ := w.Current().Domains()
@@ -286,7 +286,7 @@ func TestWatch(t *testing.T) {
 	for n := 0; n != 1; n, _ = w.Current().Domains() {
 		<-changes
 	}
-	_, err = NewWatcher(filepath.Join(dir, "none"), WatchConfig{})
+	_, err = NewWatcher(filepath.Join(dir, "none"), Options{}, nil, nil)
 	expect.True(t, err != nil, "a directory that does not exist")
 }
 

@@ -13,32 +13,21 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// WatchConfig configures a Watcher. The zero value is ready for use.
-type WatchConfig struct {
-	Options
-	// OnChange, when set, is called with each new configuration after it has come into force.
-	OnChange func(*Config)
-	// OnError, when set, is called when the directory cannot be read or its files have mistakes (strictyaml.Errors). It
-	// is called once while the files stay the same. The configuration in force stays.
-	OnError func(error)
-}
-
-// Watcher keeps the configuration of a directory up to date. One goroutine calls OnChange and OnError. They must not
-// call Close, which waits for them.
+// Watcher keeps the configuration of a directory up to date.
 type Watcher = reload.Watcher[*Config]
 
 // NewWatcher reads the files of a directory (see ReadDir). After Watcher.Watch it reads them again whenever one
 // changes, appears or disappears, until Close. A mistake in a file is an error of NewWatcher; later it leaves the whole
-// configuration in force as it is.
-func NewWatcher(dir string, cfg WatchConfig) (*Watcher, error) {
+// configuration in force as it is. onChange and onError, if not nil, are those of reload.Config.
+func NewWatcher(dir string, options Options, onChange func(*Config), onError func(error)) (*Watcher, error) {
 	return reload.Open([]string{dir}, reload.Config[*Config]{
 		Read: func(name string, _ int64) ([]byte, error) {
 			files, err := ReadDir(name)
 			return pack(files), err
 		},
-		Parse: func(contents [][]byte) (*Config, error) { return Parse(unpack(contents[0]), cfg.Options) },
+		Parse: func(contents [][]byte) (*Config, error) { return Parse(unpack(contents[0]), options) },
 		// ReadDir bounds the size of the files.
-		MaxSize: 2 * strictyaml.MaxFile, OnChange: cfg.OnChange, OnError: cfg.OnError,
+		MaxSize: 2 * strictyaml.MaxFile, OnChange: onChange, OnError: onError,
 	})
 }
 

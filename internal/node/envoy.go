@@ -42,8 +42,7 @@ func (n *Node) openEnvoy() (err error) {
 	}
 	n.envoy.hits, n.envoy.quota = envoy.NewHits(), envoyquota.NewMetrics()
 	options := envoy.Options{MergeDomains: s.MergeDomains, Quotable: n.quotable}
-	n.envoy.files, err = envoy.NewWatcher(s.Dir,
-		envoy.WatchConfig{Options: options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
+	n.envoy.files, err = envoy.NewWatcher(s.Dir, options, n.envoyChanged, n.envoyRejected)
 	if err != nil {
 		return fmt.Errorf("envoy-config: %w", err)
 	}
