@@ -481,7 +481,9 @@ func (l *Limit) loanTerm(t []uint64, now Instant) time.Duration {
 }
 
 // Unite adds the loans of v: both sides of a split may have gone on with those that they share. Of a loan that both
-// know the larger totals and the later end count. A loan that only one side has ended goes on.
+// know and neither has ended, the smaller numbers of units spent and returned count, because the state of the side that
+// was told of more may have lost the join: the borrower's next report has them charged. Of granted units the larger
+// number counts, and of two ends the later. A loan that only one side has ended goes on.
 func (u *Loans) Unite(v *Loans) {
 	for _, l := range v.list {
 		i := u.find(l.ID)
@@ -493,7 +495,11 @@ func (u *Loans) Unite(v *Loans) {
 		granted, checks := max(k.Granted, l.Granted), max(k.Checks, l.Checks)
 		switch {
 		case k.Ended == l.Ended:
+			spent, returned := min(k.Spent, l.Spent), min(k.Returned, l.Returned)
 			k.Totals = k.unite(l.Totals)
+			if !k.Ended {
+				k.Spent, k.Returned = spent, returned
+			}
 			k.Until = max(k.Until, l.Until)
 			k.Rate, k.Wants, k.Kept = max(k.Rate, l.Rate), max(k.Wants, l.Wants), max(k.Kept, l.Kept)
 		case k.Ended:

@@ -323,7 +323,7 @@ func TestLoansMerge(t *testing.T) {
 	borrow(t, b, rules[1], 0, Borrow{ID: loanID, Want: 16}) // of a key that one side alone knows
 	p.merge(1, 0)
 	granted, _ := holderLoan(a, a.key("p", "k"), "p", loanID)
-	expect.True(t, granted.Spent == 6 && granted.Returned == 2 && !granted.Ended, "%+v", granted)
+	expect.True(t, granted.Spent == 4 && granted.Returned == 0 && !granted.Ended, "%+v", granted)
 	d := decide(t, a, r, "k", at(0), cost(0))
 	onLoan := onLoanOf(a, "p")
 	expect.True(t, d.Remaining == 100-6-onLoan && onLoan == granted.Left(), "%d on loan, %+v", onLoan, d)
@@ -331,6 +331,22 @@ func TestLoansMerge(t *testing.T) {
 	a.Sweep(at(time.Hour), 1)
 	accounted(t, a)
 	accounted(t, b)
+}
+
+// One side is told what was spent, and the state of the other side counts after the split.
+func TestLoansMergeForgetsNothing(t *testing.T) {
+	r := rule("p", log(100, 10*time.Second))
+	p := newSplit(t, 2, r)
+	a, b := p.parties[0].store, p.parties[1].store
+	borrow(t, a, r, 0, Borrow{ID: loanID, Want: 16})
+	p.fork(0, 1)
+	decide(t, a, r, "k", at(0), cost(50))
+	report := Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 8}}
+	borrow(t, b, r, 0, report)
+	p.merge(1, 0)
+	borrow(t, a, r, 0, report)
+	d := decide(t, a, r, "k", at(0), cost(0))
+	expect.Equal(t, d.Remaining, 100-50-8-onLoanOf(a, "p"), "what was spent counts beside the check of the other side")
 }
 
 // debtor borrows in TestLoanCrash. Its clock is the holder's.
