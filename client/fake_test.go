@@ -359,6 +359,15 @@ func (n *node) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	return err
 }
 
+// lendsNothing is the Lender of a node for which its callers have no rights.
+type lendsNothing struct{}
+
+func (lendsNothing) Lend(context.Context, []limit.Borrow, []limit.Lent) (func(), error) {
+	return nil, &limit.Error{Kind: limit.Denied, Message: "this node lends nothing"}
+}
+
+func (lendsNothing) OpenBorrower(uint64, func(limit.Recall)) func() { return func() {} }
+
 func nodeOver(svc limit.Service, lender ...limit.Lender) *node {
 	describe := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
 	n := &node{svc: svc, ready: newReadiness()}
@@ -368,13 +377,11 @@ func nodeOver(svc limit.Service, lender ...limit.Lender) *node {
 			limit.Service
 			steps
 		}{svc, n},
+		Lender:   append(lender, lendsNothing{})[0],
 		Caller:   func(context.Context) string { return "" },
 		Status:   describe,
 		Topology: n.topology,
 		Ready:    n.ready.now,
-	}
-	for _, l := range lender {
-		cfg.Lender = l
 	}
 	n.LimiterServer = grpcapi.NewServer(cfg)
 	n.tell(&weirv1.TopologyResponse{})
