@@ -21,6 +21,7 @@ type content struct {
 	caught       bool // the backup is current
 	unguarded    bool // or the voters know that there is none
 	caughtAt     int64
+	leasedAt     int64 // when the lease began; renewals do not count
 	flushed      int64
 	drained      []drain
 	there        bool  // there is a content, own or a whole copy
@@ -53,6 +54,9 @@ func (d *data) Lease(part int, until int64) {
 	if c.lease != until {
 		c.leaseChanged = true
 		d.leased = append(d.leased, part)
+	}
+	if c.lease <= d.p.clock().Boot {
+		c.leasedAt = d.p.w.now
 	}
 	c.lease = until
 	d.Store.Lease(part, until)

@@ -381,8 +381,10 @@ func (w *world) quiet() bool {
 				// A copy that is of an earlier term than its holder's is not believed to be current.
 				found = len(all) == 1 || d.caught && p.labels[part] == p.held[part]
 				if w.voters > 0 {
-					// With each renewal, once in a second, the voters hear who has the copy.
-					found = found && d.lease > p.clock().Boot && (len(all) == 1 || w.now-d.caughtAt > 1500*millisecond)
+					// With each renewal, once in a second, the voters hear who has the copy. The first grant under a
+					// term names nobody: it tells the holder whether its content is whole.
+					found = found && d.lease > p.clock().Boot &&
+						(len(all) == 1 || w.now-max(d.caughtAt, d.leasedAt) > 1500*millisecond)
 				}
 			}
 		}
