@@ -381,10 +381,8 @@ func (w *world) quiet() bool {
 				// A copy that is of an earlier term than its holder's is not believed to be current.
 				found = len(all) == 1 || d.caught && p.labels[part] == p.held[part]
 				if w.voters > 0 {
-					// With each renewal, once in a second, the voters hear who has the copy. The first grant under a
-					// term names nobody: it tells the holder whether its content is whole.
-					found = found && d.lease > p.clock().Boot &&
-						(len(all) == 1 || w.now-max(d.caughtAt, d.leasedAt) > 1500*millisecond)
+					// With each renewal, once in a second, the voters hear who has the copy.
+					found = found && d.lease > p.clock().Boot && (len(all) == 1 || w.now-d.caughtAt > 1500*millisecond)
 				}
 			}
 		}
@@ -409,7 +407,20 @@ func (w *world) target(part int) *process {
 // whole says that no fault is going on, everything is where it should be, and more than one process runs, so that a
 // crash now costs what the policies say.
 func (w *world) whole() bool {
-	return !w.disturbed && w.splits == len(w.history.Splits) && len(w.running()) > 1 && w.quiet()
+	return !w.disturbed && w.splits == len(w.history.Splits) && len(w.running()) > 1 && w.quiet() && w.recorded()
+}
+
+// recorded says that the voters have heard who has the copies. The first grant under a term names nobody, because it
+// tells the holder whether its content is whole; the next request, at once, does.
+func (w *world) recorded() bool {
+	for _, p := range w.running() {
+		for part := range w.partitions {
+			if w.voters > 0 && p.owns(part) && w.now-p.data.parts[part].leasedAt <= 500*millisecond {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // memory looks, every so often, whether a majority of the voters has been up for long enough to know what was granted.
