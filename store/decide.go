@@ -25,8 +25,8 @@ import (
 // Words:
 //
 //	partition  one of the parts into which the keys are divided, by hash. holder: the process that decides on it
-//	record     a key's state and what is kept beside it (shard.go). A value of the type record is invalid once a record of
-//	           the shard is made or dropped
+//	record     a key's state and what is kept beside it (shard.go). A value of the type record is invalid once a record
+//	           of the shard is made or dropped
 //	slot       the place of a record in the partition's table
 //	content    the records of a partition and all that belongs to them
 //	scope      the policy's name, or a name made from a limit that has no policy. Scope and key identify a record; their
@@ -37,8 +37,8 @@ import (
 //	tell       to bring a follower up to date: note queues a changed record, and some milliseconds later Drain takes it
 //	           for the follower (follower.go). Under a durability of None followers are not told, except the receiver of
 //	           a move
-//	mark       the position of a state's log before the charge (algo.Limits.Mark): a follower with everything up to it is
-//	           sent only the rest
+//	mark       the position of a state's log before the charge (algo.Limits.Mark): a follower with everything up to it
+//	           is sent only the rest
 //	strict     of a rule: calls are decided only with the grant of a majority of voters (Store.Lease)
 //	persist    of a rule: the disk is told as well
 //	guarded    of a rule: it is strict, has persist, or a durability of Escrow or Sync (Rule.Guarded). guard (gate.go)
@@ -60,16 +60,17 @@ import (
 
 // concernSet is a set of concerns. What a new concern needs:
 //
-//   - A bit, which concernsOf or ownConcerns sets. If only some records have the concern, it has a flag of the record in
-//     place of the bit, and stateOf (shard.go) must return nil for these records, so that plain leaves them to decide.
-//     Loans have lentFlag. Bans have both: concernBan is set by the rule, and bannedFlag by record.ban on the key's
+//   - A bit, which concernsOf or ownConcerns sets. If only some records have the concern, it has a flag of the record
+//     in place of the bit, and stateOf (shard.go) must return nil for these records, so that plain leaves them to
+//     decide. Loans have lentFlag. Bans have both: concernBan is set by the rule, and bannedFlag by record.ban on the
+//     key's record.
+//   - A function that before calls, or locate if it needs the record, if the concern can answer or fail a call or
+//     change its request (p.request). Such a function charges nothing if it answers or fails the call. It may end
+//     loans, bans and reservations whose time is over. refundCall and extend are exceptions: they answer in before, and
+//     do change the state.
+//   - A function that after calls, if the concern records what was charged or adds to the answer. It may use p.r only
+//     if the call was charged, if p.denied is set, or if p.made is not set: otherwise charge may have dropped the
 //     record.
-//   - A function that before calls, or locate if it needs the record, if the concern can answer or fail a call or change
-//     its request (p.request). Such a function charges nothing if it answers or fails the call. It may end loans,
-//     bans and reservations whose time is over. refundCall and extend are exceptions: they answer in before, and do
-//     change the state.
-//   - A function that after calls, if the concern records what was charged or adds to the answer. It may use p.r only if
-//     the call was charged, if p.denied is set, or if p.made is not set: otherwise charge may have dropped the record.
 type concernSet uint16
 
 const (
@@ -195,9 +196,9 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 //   - Reservations that have expired end first, because a refund must not give their units back again.
 //   - A refund and an extension come before the guard: refundCall calls it, and extend calls decide, which does.
 //   - The guard comes before the request id, because a repeated answer, too, needs the grant of a strict rule.
-//   - The request id comes before the reservation, because a repetition needs no second reservation. beforeID returns an
-//     error if the cost or the reservation differs from the first time. afterID remembers no refusal of a call without
-//     Always, so its repetition is decided anew.
+//   - The request id comes before the reservation, because a repetition needs no second reservation. beforeID returns
+//     an error if the cost or the reservation differs from the first time. afterID remembers no refusal of a call
+//     without Always, so its repetition is decided anew.
 func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err error) {
 	if p.has(concernPending) {
 		sh.expireReservationsOn(p.part, &p.k, p.rule, p.now)
