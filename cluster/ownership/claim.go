@@ -212,10 +212,7 @@ func (c *Core) tellNew(before map[Node]int32) {
 			held = append(held, p)
 		}
 	}
-	c.announce(held, func(n Node) bool {
-		_, old := before[n]
-		return !old
-	})
+	c.announce(held, func(n Node) bool { _, old := before[n]; return !old })
 }
 
 // announce tells members which of the given partitions this node holds, by a QueryReply that answers no Query. The
