@@ -6,58 +6,70 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// This file validates an operation before it is decided, and finds the rule that decides it.
+// This file validates operations and finds their rules. plan runs first, on every node that an operation reaches. suits
+// runs later, where the operation is decided or answered by on_error.
+//
+// Words:
+//
+//	operation   an Op (op.go): a check, or one of the other kinds. check, acquire, reserve and extend ask for units
+//	partition   one of the parts into which the keys are divided, by hash
+//	holder      the node that decides for a partition now (Config.Ownership)
+//	first node  the node that the caller has asked. Other nodes get the operation from a peer: the first node, or a node
+//	            that sends it on
+//	Target      what an operation is about: a key, and a policy's name or an inline limit
+//	rule        the limits of one key and how to apply them. rule.missing: this node does not know the policy
+//	table       the policies in force, prepared for decisions (table.go). entry: one policy of it
+//	Extra       the fields of operations other than checks (op.go)
+//	Configured  of a Target: its Limit comes from the nodes' own files for Envoy
+//	loan        units of a key that the holder has lent to a borrower, which is another node or a client. The borrower
+//	            admits checks from them without asking (loan.go, borrow.go)
+//	on_error    the setting of a policy that says how to answer in place of a decision (fail.go)
+//	strict      of a policy: the holder decides only under a grant, which is the permission of a majority of the voters
+//	            for some time. The voters are fixed nodes that record who is a holder
+//	lease       a unit of a concurrency limit that a caller has taken. Outcome.Lease is another thing: for how long an
+//	            answer given under a grant may be used
 //
 // The path of one operation, whether it comes alone, in a batch, from a stream or from a peer. batch.go has the
 // executor, which takes operations through these steps:
 //
 //	plan    validates it, hashes its key and finds its rule (this file)
-//	before  answers it, if it can, from units that this node has borrowed, or from a refusal that it remembers
-//	        (before.go)
+//	before  on the first node, answers a check, if it can, from units that this node has borrowed, or from a refusal
+//	        that it remembers (before.go)
 //	decide  decides it by this node's own store, if this node is the holder (decide.go)
 //	wait    otherwise sends it to the holder, or waits until there is one (route.go)
-//	end     ends it: whether its answer may still be used, and what this node remembers of it (before.go)
+//	end     ends every operation, however it was answered: whether the answer may still be used, and what this node
+//	        remembers of it (before.go)
 //
-// A check is forwarded (route.go) when another node holds its key's partition: the node that the caller has asked sends
-// it to the holder, with the other checks that go there. A receiver that is not the holder sends the check on, once, to
-// the holder that it knows. If it knows none, or the check was sent on before (Op.Hops), it answers NotHolder: nothing
-// was charged, and the first node asks again.
+// Forwarding (route.go): if the first node is not the holder, it sends the operation to the holder, with the others
+// that go there. A receiver that is not the holder sends it on, once, to the holder that it knows. If it knows none, or
+// the operation was sent on before (Op.Hops), it answers NotHolder: nothing was charged, and the first node asks again.
 //
-// A check whose key is on loan (loan.go): a borrower of the key admits it from its loan, without a message, if the loan
-// has enough units left (borrow.go). Any other node sends it to the holder. The holder admits it if enough units are
-// neither in use nor on loan. If they are enough only with those on loan, it asks the borrowers to return what they
-// have left, and decides once more, with what was returned within 50 ms.
+// Checks of a key on loan: a borrower admits a check from its loan if the loan has enough units left. Otherwise it
+// sends the check to the holder, as a node without a loan does. The holder admits it if enough units are free, that is,
+// neither in use nor on loan. If the free units are too few, but free and loaned units together are enough, the holder
+// asks the borrowers to return what they have left, and decides once more, with what was returned within 50 ms.
 //
-// on_error answers in place of a decision (fail.go), for all operations that ask for units. The node that the caller
-// has asked uses it in three cases: no node has decided within the caller's time or Config.Timeout; the deciding node's
-// grant had ended when its answer came; this node's queue of waiting operations is full (shed.go). The holder uses it
-// if the store has no memory for the key's state, or no place for the reservation of a part of an atomic check. No
-// other error leads to it.
+// on_error answers operations that ask for units. The first node uses it in three cases: no node has decided within the
+// caller's time or Config.Timeout; the deciding node's grant had ended when its answer came; the first node has no
+// place for another waiting operation (shed.go). The holder uses it if the store has no memory for the key's state, or
+// no place for the reservation of a part of an atomic check. No other error leads to it.
 //
-// Words:
-//
-//	holder      the node that decides for a partition now (Config.Ownership)
-//	table       the policies in force, prepared for decisions (table.go)
-//	entry       one policy of the table
-//	rule        the limits of one key and how to apply them. Its field missing is set if this node does not know the
-//	            policy
-//	Target      a key, and a policy's name or an inline limit
-//	Configured  of a Target: its Limit comes from the nodes' own files for Envoy
-//	Extra       the fields of operations other than checks (op.go)
-//	grant       the permission of a majority of voters, for some time, to decide under strict policies
-//	lease       a unit of a concurrency limit that a caller has taken; Outcome.Lease is how long an answer given under a
-//	            grant may be used
+// A new field is validated by Target.Valid if it is a Target's, by Check.ValidCost or validCost if it is a Check's, and
+// by validExtra if it is an Extra's. What depends on the key's limit goes into suits. identify and planLike have
+// shortcuts past Target.Valid: their conditions must name a field of Target that can be invalid or that the rule
+// depends on.
 //
 // Other files must keep: every operation but OpRecall is planned first, a peer's as well; OpRecall has no Target to
 // plan by. decide calls suits, because only the node that decides is sure to know the policy.
 
-// subject is what an operation is about: its key's hash, and the rule of its key in this node's own policies.
+// subject is what an operation is about: its key's hash, and the rule of its key. The rule is this node's own: from its
+// table, or made from an inline limit (l.inline). The node that decides may have other policies.
 type subject struct {
 	hash uint64
 	rule *rule
 }
 
-// plan validates what does not depend on the policy, hashes the key and finds the rule. It makes op.Decision, into
+// plan validates what does not depend on the key's limit, hashes the key and finds the rule. It makes op.Decision, into
 // which the decision goes, if there is none; a Decision that is there is not cleared.
 func (l *Limiter) plan(t *table, op *Op) *limit.Error {
 	if err := l.identify(t, &op.Target, &op.subject); err != nil {
@@ -79,19 +91,20 @@ func (l *Limiter) plan(t *table, op *Op) *limit.Error {
 	return op.validExtra()
 }
 
-// replan finds the rule anew: the policies may have changed while the operation waited.
+// replan finds the rule of a policy's key again, because the policies may have changed while the operation waited. The
+// hash and the partition stay the same: they depend on the policy's name and the key. An inline limit keeps its rule.
 func (l *Limiter) replan(op *Op) {
 	if op.Limit == nil {
 		op.rule = l.table.Load().rule(op.Policy, op.Key)
 	}
 }
 
-// planAll plans operations under one table. It puts an error into the operation's Outcome; bad is the index of the
-// first operation that got one, or -1. planAll leaves each OpRecall, and each operation that had an error before, as it
-// is.
+// planAll plans operations, all by the same table. It puts an error into the operation's Outcome; bad is the index of
+// the first operation that got one, or -1. planAll leaves each OpRecall, and each operation that had an error before,
+// as it is.
 func (l *Limiter) planAll(ops []*Op) (bad int) {
 	t := l.table.Load()
-	var last *Op // the last operation without an error: most are under the same limit as the one before
+	var last *Op // the last one planned without an error: most operations have the same limit as the one before them
 	bad = -1
 	for i, op := range ops {
 		switch {
@@ -111,28 +124,32 @@ func (l *Limiter) planAll(ops []*Op) (bad int) {
 	return bad
 }
 
-// planLike plans a valid check with less work than plan, if it has the Policy, Namespace, Configured and the very same
-// Limit (the pointer) of last, a planned check without an error: only the key and the cost are left to validate.
-// Otherwise it returns false and has done nothing. It does not allocate a Decision, so op must have one. The rule of an
-// unknown policy has no hash, so last.rule must not be missing.
+// planLike plans a check with less work than plan, if last, which is planned, was a check of the same limit: the same
+// policy, or the very same inline Limit (the pointer) in the same namespace. Then only the key and the cost are left to
+// validate. If it returns false, it has done nothing, and plan must plan the check or find its error. It does not
+// allocate a Decision, so op must have one. All unknown policies share one rule, without a hash, so last.rule must not
+// be missing.
 func (op *Op) planLike(last *Op) bool {
-	c, before := op.Check, last.Check
-	if op.Kind != OpCheck || last.Kind != OpCheck || op.Decision == nil || c.Limit != before.Limit ||
-		c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
+	c, prev := op.Check, last.Check
+	if op.Kind != OpCheck || last.Kind != OpCheck || op.Decision == nil || c.Limit != prev.Limit ||
+		c.Policy != prev.Policy || c.Namespace != prev.Namespace || c.Configured != prev.Configured ||
 		last.rule.missing || limit.ValidKey(c.Key) != nil || validCost(c, OpCheck) != nil {
 		return false
 	}
 	op.rule = last.rule
 	if e := op.rule.entry; e != nil {
-		op.rule = e.rule(c.Key)
+		op.rule = e.rule(c.Key) // the key may have an override
 	}
 	op.hash = op.rule.hash.Hash(c.Key)
 	return true
 }
 
-// identify validates a Target, and finds its subject.
+// identify validates a Target, and finds its subject. All nodes must get the same hash, whether they know the policy or
+// not: it is that of the scope and the key under the cluster's HashKey. ring.Hash computes it from a policy's name.
+// entry.hash and rule.hash are the same scope, kept to save work.
 func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Error {
 	if e := t.by[target.Policy]; e != nil && target.Limit == nil && target.Namespace == "" {
+		// Of what Target.Valid validates, only the key is left: the name of a known policy is valid.
 		if err := limit.ValidKey(target.Key); err != nil {
 			return err
 		}
@@ -146,6 +163,7 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 		s.rule, s.hash = t.unknown, ring.Hash(l.cfg.HashKey, target.Policy, target.Key)
 		return nil
 	}
+	// Configured matters from here on only: it says where Limit comes from.
 	if target.Configured != limit.Reserved(target.Namespace) {
 		return invalid("namespace",
 			"must begin with "+limit.EnvoyNamespace+" for limits of the nodes' configuration, and for no others")
@@ -161,8 +179,8 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 	return nil
 }
 
-// validCost validates the cost and Always by what the operation's kind allows, and by Check.ValidCost what all kinds
-// share.
+// validCost validates the cost and Always. It has what differs between the kinds; Check.ValidCost has the rest, and
+// validates the request id as well. An OpReserve with Always is a part of an atomic check: limit.Reserve has no Always.
 func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	switch {
 	case c.Always && kind == OpReserve && c.Cost < 0:
@@ -179,9 +197,9 @@ func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	return c.ValidCost()
 }
 
-// validExtra validates the fields of operations other than checks, and fills in defaults. A reservation's id must be
-// one that callers have: without the number of an extension (ReservationID.Whole, which has nothing to do with
-// store.Call.Whole).
+// validExtra validates the fields of operations other than checks. It sets the default TTL of a reserve, and parses
+// LeaseID. An extend without a TTL keeps the present end of the reservation. A Reservation must be an id that callers
+// have: without the number of an extension (ReservationID.Whole, which has nothing to do with store.Call.Whole).
 func (op *Op) validExtra() *limit.Error {
 	if op.TTL < 0 || (op.TTL != 0 && op.TTL < algo.MinWindow) {
 		return invalid("ttl", "is below the shortest one, 1ms")
@@ -205,8 +223,8 @@ func (op *Op) validExtra() *limit.Error {
 			op.TTL = limit.DefaultReservation
 		}
 	}
-	if op.Reservation != op.Reservation.Whole() ||
-		op.Reservation == (ReservationID{}) && (op.Kind == OpSettle || op.Kind == OpExtend) {
+	needed := op.Kind == OpSettle || op.Kind == OpExtend
+	if op.Reservation != op.Reservation.Whole() || (needed && op.Reservation == (ReservationID{})) {
 		return invalid("reservation_id", "is not one that reserve gave")
 	}
 	return nil
@@ -221,17 +239,23 @@ func suits(op *Op) *limit.Error {
 	}
 	unsuited := func(message string) *limit.Error { return invalid(field, message) }
 	r := op.rule
+	if r.missing {
+		return nil
+	}
+	if !r.concurrency {
+		switch {
+		case op.Kind == OpAcquire:
+			return unsuited("is not a concurrency limit: check it in place of acquiring")
+		case op.Kind == OpRenew || op.Kind == OpRelease:
+			return unsuited("is not a concurrency limit: it has no leases")
+		case op.Kind == OpReserve && op.Atomic && !op.Always && r.Limits.CountsDenied():
+			// The store cannot tell a refusal from a charge that was cancelled because another part of the check was
+			// refused.
+			return unsuited("has count_denied set, and cannot be part of an atomic check")
+		}
+		return nil
+	}
 	switch {
-	case r.missing:
-	case !r.concurrency && op.Kind == OpAcquire:
-		return unsuited("is not a concurrency limit: check it in place of acquiring")
-	case !r.concurrency && (op.Kind == OpRenew || op.Kind == OpRelease):
-		return unsuited("is not a concurrency limit: it has no leases")
-	case !r.concurrency && op.Kind == OpReserve && op.Atomic && !op.Always && r.Limits.CountsDenied():
-		// The store cannot tell a refusal from a charge that was cancelled because another part of the check was
-		// refused.
-		return unsuited("has count_denied set, and cannot be part of an atomic check")
-	case !r.concurrency: // all other kinds suit; the cases below are about concurrency limits
 	case op.Kind == OpCheck && (op.Cost > 0 || op.Always):
 		return unsuited("is a concurrency limit: acquire a lease in place of a check, which could not be released")
 	case op.Kind == OpRefund:

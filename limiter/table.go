@@ -15,7 +15,7 @@ import (
 // table is a set of policies worked out for deciding.
 type table struct {
 	set        *policy.Set
-	by         map[string]*entry
+	by         map[string]*entry      // by name
 	candidates map[string]*store.Rule // by scope
 	unknown    *rule                  // of policies that are not in the set
 }

@@ -219,7 +219,7 @@ func (d *drain) identity(of stateID) {
 // rule returns the index of a record's rule in the chunk. It writes the rule, unless the rule is among the last 16 that
 // the chunk has.
 func (d *drain) rule(r record) uint64 {
-	number, old := uint32(r.words[1]>>32), max(len(d.specs)-16, 0)
+	number, old := r.number(), max(len(d.specs)-16, 0)
 	if i := slices.Index(d.specs[old:], number); i >= 0 {
 		return uint64(old + i)
 	}

@@ -6,102 +6,79 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// This file decides a call on one key, under the lock of the key's shard.
+// This file holds the decision of one call on one key. It runs under the lock of the key's shard.
 //
 // The path of one call:
 //
-//  1. Store.DecideTo collects the call's concerns. If it has none, or concernBan alone, DecideTo calls plain. If plain
-//     decides, the path ends here.
-//  2. Otherwise decide makes a plan. before and locate call the concerns' before functions: each may answer the call,
-//     fail it, or change its request. locate also answers a peek at a key without a record.
-//  3. charge calls algo.Limits.DecideTo, which decides and charges the state of the key's record.
-//  4. after calls the concerns' after functions: each records what was charged, or adds to the answer.
+//  1. Store.DecideTo collects the call's concerns: the work that it needs besides the decision. If it has none, or
+//     concernBan alone, DecideTo calls plain. If plain decides, the path ends here.
+//  2. Otherwise decide makes a plan. before does the work that comes first and needs no record. Then locate finds the
+//     key's record, or makes it, and does the work that needs it. Both may answer the call or fail it, and locate may
+//     change its request.
+//  3. charge has the rule's limits decide. They charge the state of the record.
+//  4. after does the work that follows: it tells followers, remembers the answer, and adds to it.
 //  5. The caller of Store.DecideTo waits for the answer's Ticket, if it has one.
 //
-// So a call ends in plain, before, locate or after. A new field of an answer must be set in each of them.
+// So plain, before, locate or after answers a call. A field of Answer must be set in each of them, except where its
+// zero value is right. An error in place of an answer comes from decide (ErrShut), before, locate or charge.
 //
 // Words:
 //
-//	plan      the data of one call in these steps; p in functions
-//	concern   work that some calls need besides the decision, with a bit in concernSet. A loan has no bit, but lentFlag
-//	          in the record
-//	record    one key's state with its head (shard.go); a value of the type record is invalid once a record of the shard
-//	          is made or dropped
-//	spec      a rule that has records in the shard, with the counts of their keys and bytes; each record has its spec's
-//	          number
-//	slot      the place of a record in the partition's table
-//	scope     the policy's name, or a name made from a limit that has no policy; (scope, key) identifies a record, a
-//	          hash only finds it
-//	follower  a process with a copy of the partition, or this process's disk; replication keeps it up to date by Drain.
-//	          The backup is the follower that claims the partition when the holder is lost
-//	mark      the position of a state's log before the charge (algo.Limits.Mark); a follower that has everything up to
-//	          it is sent only the rest. note sends the whole state if mark is 0
-//	peek      a call with a cost of 0: it charges nothing
-//	pending   of a reservation: neither settled nor expired
-//	granted   of a call: it was charged at least one unit. A call with Always can be charged and not be allowed
-//	guard     the test of a call under a Guarded rule (gate.go). A strict rule is decided only with a grant to decide
-//	          (Store.Lease); under other rules an answer is Degraded while there is no current backup or disk
-//	gate      part.open: set by Store.Open, cleared by Store.Shut; calls on a partition are decided only while it is set
-//	lease     a unit of a concurrency limit that a caller has taken (lease.go); the lease of Store.Lease is the grant to
-//	          decide
-//	full      of a state: it has no units left
-//	denied    the state has counted a refusal, because of count_denied
+//	partition  one of the parts into which the keys are divided, by hash. holder: the process that decides on it
+//	record     a key's state and what is kept beside it (shard.go). A value of the type record is invalid once a record
+//	           of the shard is made or dropped
+//	slot       the place of a record in the partition's table
+//	content    the records of a partition and all that belongs to them
+//	scope      the policy's name, or a name made from a limit that has no policy. Scope and key identify a record; their
+//	           hash only finds it
+//	spec       a rule that has records in the shard, with the counts of these records and their bytes
+//	follower   a process with a copy of the partition, or this process's disk. backup: the follower that claims the
+//	           partition when the holder is lost. It is current once it has had the whole content
+//	tell       to bring a follower up to date: note queues a changed record, and some milliseconds later Drain takes it
+//	           for the follower (follower.go). Under a durability of None followers are not told, except the receiver of
+//	           a move
+//	mark       the position of a state's log before the charge (algo.Limits.Mark): a follower with everything up to it
+//	           is sent only the rest
+//	strict     of a rule: calls are decided only with the grant of a majority of voters (Store.Lease)
+//	persist    of a rule: the disk is told as well
+//	guarded    of a rule: it is strict, has persist, or a durability of Escrow or Sync (Rule.Guarded). guard (gate.go)
+//	           tests its calls
+//	peek       a call with a cost of 0: it charges nothing
+//	charged    of a call: Answer.Granted is above 0. A call with Always can be charged and refused
+//	pending    of a reservation: neither settled nor expired
+//	on loan    of units: a borrower may admit calls from them. They are neither in use nor free (loan.go)
 //
-// Loans and bans:
+// A change of a record, here or elsewhere, must keep these rules:
 //
-//   - A key with units on loan has lentFlag, so plain never decides it. Units on loan are neither in use nor free:
-//     beforeLoan puts them into request.OnLoan, so that the limits grant only what is left beside them. A refusal that
-//     depends on them has answer.OnLoan (afterLoan): the limiter then recalls the loans and calls once more
-//     (limiter/loan.go). A call with Call.Whole wants all that it can get at once: if returned units could grant it
-//     more, beforeLoan refuses it with OnLoan and charges nothing.
-//   - beforeBan refuses a call on a banned key, unless the call has Always. A ban begins in afterBan, when the limits
-//     refuse a key because too few units are left, if the key had a record before the call. plan.bans says when no ban
-//     begins, such as while units of the key are on loan.
-//
-// When followers are told of a change: note queues the changed record, and Drain sends it to the followers some
-// milliseconds later. Under a durability of None no follower is told: another process gets the record only when the
-// partition moves.
-//
-// When the caller waits for that: if the answer has a Ticket, the caller of Store.DecideTo waits until the backup or
-// the disk has confirmed the change. afterGuard gives Tickets to granted calls:
-//
-//	none, async              never
-//	escrow, without persist  to a call with a request id, to a reservation (but not of an atomic check), and to units
-//	                         beyond the escrowed amount, which the backup counts as spent before they are (escrow.go)
-//	escrow with persist      always, if a change waits for confirmation
-//	sync                     always, if a change waits for confirmation
-//
-// No caller waits for a backup while there is none that is current.
-//
-// Under escrow and sync, afterBan gives one to the refusal that begins a ban, beforeID to a repeated answer, and extend
-// to an extension. Other refusals have none, although count_denied or a changed rule may have changed the state. If
-// such a change is lost, the followers admit as much as if the refused call had never been made.
-//
-// Other files must keep:
-//
-//   - A before function that answers or fails a call has charged nothing. It may have ended loans and reservations
-//     whose time was over. refundCall and extend are exceptions: they answer in before, and do change the state.
-//   - content.lower precedes every operation that may charge a state with pending reservations (concernHolds): they
-//     then know how many of their units are still there.
-//   - What a state takes from the arena is counted to the record's spec (share.go): between setTaker and endTaker,
-//     where the share's bounds hold, or within counted, where they do not.
-//   - A new key's state comes from makeState, which makes it full if an earlier holder's count is lost (cold.go).
-//   - A change of a record is followed by note, with the mark from before the change, or with 0 if the whole state must
-//     be sent. note does nothing if no follower has to be told.
-//   - A rule with a Ban has no limit with CountDenied (policy sees to that): plain would count a refusal, and charge
-//     would count it again.
-//   - charge may drop the record. An after function uses p.r only if the call was granted, if p.denied is set, or if
-//     p.made is not set.
+//   - If the partition has pending reservations, content.lower comes before a charge: they then know how many of their
+//     units are still there.
+//   - The memory that a state takes or gives back is counted to its spec (share.go): between setTaker and endTaker,
+//     where the bounds of the spec's share hold, or by counted, where they do not. peekNew needs neither, because it
+//     frees all that it takes.
+//   - makeState makes a new key's state. It leaves no units in it if the count of an earlier holder is lost (cold.go).
+//   - note follows the change. It is given the mark from before the change, or 0 if the whole state must be sent.
 
-// concernSet is a set of concerns.
+// concernSet is a set of concerns. What a new concern needs:
+//
+//   - A bit, which concernsOf or ownConcerns sets. If only some records have the concern, it has a flag of the record
+//     in place of the bit, and stateOf (shard.go) must return nil for these records, so that plain leaves them to
+//     decide. Loans have lentFlag. Bans have both: concernBan is set by the rule, and bannedFlag by record.ban on the
+//     key's record.
+//   - A function that before calls, or locate if it needs the record, if the concern can answer or fail a call or
+//     change its request (p.request). Such a function charges nothing if it answers or fails the call. It may end
+//     loans, bans and reservations whose time is over. refundCall and extend are exceptions: they answer in before, and
+//     do change the state.
+//   - A function that after calls, if the concern records what was charged or adds to the answer. It may use p.r only
+//     if the call was charged, if p.denied is set, or if p.made is not set: otherwise charge may have dropped the
+//     record.
 type concernSet uint16
 
 const (
-	concernGuard       concernSet = 1 << iota // gate.go, escrow.go: the rule is Guarded
-	concernCopy                               // follower.go: a follower has to be told
+	concernGuard       concernSet = 1 << iota // gate.go, escrow.go: the rule is guarded
+	concernTell                               // follower.go: followers are told of records under the rule
 	concernID                                 // answers.go: the call has a request id
-	concernReservation                        // reservation.go: what the call charges is a reservation
-	concernHolds                              // reservation.go: the partition has pending reservations
+	concernReservation                        // reservation.go: what the call charges becomes a reservation
+	concernPending                            // reservation.go: the partition has pending reservations
 	concernBan                                // ban.go: the rule has a Ban
 	concernRefund                             // refund.go: the call has a negative cost and Always
 	concernExtension                          // settle.go: the call adds to a reservation
@@ -116,79 +93,66 @@ type plan struct {
 	rule     *Rule
 	now      algo.Instant
 	each     []algo.Decision // nil, or gets the decision of each of the rule's limits
+	request  algo.Request    // the call's, to which beforeLoan adds the units on loan
 
-	request algo.Request  // the call's, which beforeLoan changes
-	slot    uint32        // of the record in the partition's table, if it was made for this call
-	r       record        // set by locate, like mark
-	mark    uint64        // 0: the state has no log, or no follower is told
-	made    bool          // the record was made for this call
-	denied  bool          // the state has counted a refusal
-	banned  time.Duration // what is left of the key's ban
+	// locate sets these.
+	slot   uint32        // of the record, if made is set
+	r      record        // the key's record, until charge drops it
+	mark   uint64        // 0: the record was made for this call, its state has no log, or no follower is told
+	made   bool          // the record was made for this call
+	banned time.Duration // what is left of the key's ban; after locate it is 0 unless the call has Always
+
+	denied bool // charge: the limits have counted the refusal, because one of them has CountDenied
 }
 
+// has reports whether the call has any of the concerns in c.
 func (p *plan) has(c concernSet) bool { return p.concerns&c != 0 }
 
 func (p *plan) id() stateID { return stateID{p.rule.Scope, p.k.Key} }
 
 // concernsOf returns the concerns that every call under a rule has in this partition.
-func (part *partition) concernsOf(rule *Rule) (of concernSet) {
+func (part *partition) concernsOf(rule *Rule) (set concernSet) {
 	if rule.Guarded() {
-		of |= concernGuard
+		set |= concernGuard
 	}
 	if part.tells(rule) {
-		of |= concernCopy
+		set |= concernTell
 	}
 	if part.extras != nil && part.extras.reservations.count > 0 {
-		of |= concernHolds
+		set |= concernPending
 	}
 	if rule.Ban > 0 {
-		of |= concernBan
+		set |= concernBan
 	}
-	return of
+	return set
 }
 
 // ownConcerns returns the concerns that the call's own fields set.
-func (c *Call) ownConcerns() (of concernSet) {
+func (c *Call) ownConcerns() (set concernSet) {
 	if c.RequestID != "" {
-		of |= concernID
+		set |= concernID
 	}
 	if c.Reservation != (ReservationID{}) {
-		of |= concernReservation
+		set |= concernReservation
 	}
 	if c.Cost < 0 && c.Always {
-		of |= concernRefund
+		set |= concernRefund
 	}
 	if c.Extend {
-		of |= concernExtension
+		set |= concernExtension
 	}
-	return of
-}
-
-// decide decides a call that plain has not decided. answer must be zero, but for a Decision that plain has written.
-// After an error its contents mean nothing.
-func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision,
-	answer *Answer) error {
-	if !part.open {
-		return ErrShut
-	}
-	of := part.concernsOf(rule) | call.ownConcerns()
-	p := plan{concerns: of, part: part, k: *k, rule: rule, now: now, each: each, request: call.Request}
-	if answered, err := sh.before(&p, call, answer); answered || err != nil {
-		return err
-	}
-	if answered, err := sh.locate(&p, call, answer); answered || err != nil {
-		return err
-	}
-	if err := sh.charge(&p, call, &answer.Decision); err != nil {
-		return err
-	}
-	sh.after(&p, call, answer)
-	return nil
+	return set
 }
 
 // plain decides a request without concerns, or with concernBan alone, on a partition that is open. It returns false,
-// and has charged nothing, if decide must decide it: stateOf finds no record under this very rule without flags (it is
-// banned or on loan), there is no memory, or the rule has a Ban and the request is refused or has Always.
+// and has charged nothing, if decide must decide the request:
+//
+//   - stateOf returns nil: the key has no record, or one under another Rule, or its record has lentFlag or bannedFlag;
+//   - there is no memory for the charge;
+//   - the rule has a Ban, and the request is refused (decide begins the ban) or has Always.
+//
+// A rule with a Ban has no limit with CountDenied (policy sees to that). Otherwise the refusal would be counted twice,
+// here and in charge.
 func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision,
 	d *algo.Decision) bool {
 	if rule.Ban > 0 && r.Always {
@@ -204,14 +168,39 @@ func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r 
 	return err == nil && (d.Allowed || rule.Ban == 0)
 }
 
-// before calls the before functions of the concerns that need no record, in this order:
+// decide decides a call that plain has not decided. It collects the concerns itself, because other functions than
+// DecideTo call it too, such as refundCall and extend. answer must be zero, but for a Decision that plain has written.
+// After an error its contents mean nothing.
+func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision,
+	answer *Answer) error {
+	if !part.open {
+		return ErrShut
+	}
+	concerns := part.concernsOf(rule) | call.ownConcerns()
+	p := plan{concerns: concerns, part: part, k: *k, rule: rule, now: now, each: each, request: call.Request}
+	if answered, err := sh.before(&p, call, answer); answered || err != nil {
+		return err
+	}
+	if answered, err := sh.locate(&p, call, answer); answered || err != nil {
+		return err
+	}
+	if err := sh.charge(&p, call, &answer.Decision); err != nil {
+		return err
+	}
+	sh.after(&p, call, answer)
+	return nil
+}
+
+// before does the work that comes before the decision and needs no record, in this order:
 //
 //   - Reservations that have expired end first, because a refund must not give their units back again.
 //   - A refund and an extension come before the guard: refundCall calls it, and extend calls decide, which does.
-//   - The guard comes before the request id, because a repeated answer, too, needs the grant to decide.
-//   - The request id comes before the reservation, because a repetition needs no second reservation.
+//   - The guard comes before the request id, because a repeated answer, too, needs the grant of a strict rule.
+//   - The request id comes before the reservation, because a repetition needs no second reservation. beforeID returns
+//     an error if the cost or the reservation differs from the first time. afterID remembers no refusal of a call
+//     without Always, so its repetition is decided anew.
 func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err error) {
-	if p.has(concernHolds) {
+	if p.has(concernPending) {
 		sh.expireReservationsOn(p.part, &p.k, p.rule, p.now)
 	}
 	switch {
@@ -236,9 +225,13 @@ func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// locate finds the key's record and converts it to the rule, or makes a new record. Then it calls the before functions
-// of what a record can have: loans, and a ban. It answers a peek at a key without a record from a fresh state, and
-// makes no record.
+// locate finds the key's record and converts it to the rule, or makes a new record. A peek at a key without a record
+// needs none: locate answers it by peekNew. Then it does the work that a record's flags ask for:
+//
+//   - beforeLoan puts the units on loan into p.request, so that the limits grant only what is free. It answers a call
+//     with Call.Whole that should not be charged before borrowers have returned units.
+//   - beforeBan refuses a call on a banned key, unless the call has Always. It needs no concernBan: no record has
+//     bannedFlag under a rule without a Ban.
 func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err error) {
 	slot, found := sh.find(&p.part.table, p.k.Hash, p.rule.Scope, p.k.Key)
 	if !found {
@@ -265,14 +258,14 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// charge has the limits decide. If they fail or grant nothing, it drops a record that was made for the call, unless
-// they have counted the refusal and the state differs from a new one. p.r is invalid once the record is dropped, so
-// charge resets p.denied: otherwise after would give p.r to note.
+// charge has the limits decide. Their only error is that the state could not grow; noRoom tells whether the store or
+// the share has no memory. charge drops a record that was made for a call which has charged nothing, unless the limits
+// have counted the refusal and the state differs from a new one. It then resets p.denied, because after must not give
+// a record that was dropped to note.
 func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
-	limits := p.rule.Limits
-	number := uint32(p.r.words[1] >> 32)
+	limits, number := p.rule.Limits, p.r.number()
 	used := sh.setTaker(number)
-	if p.has(concernHolds) {
+	if p.has(concernPending) {
 		p.part.lower(p.r, p.now)
 	}
 	err := limits.DecideTo(sh.arena, p.r.state, p.now, &p.request, p.each, d)
@@ -281,32 +274,49 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 		err = sh.noRoom(number)
 	}
 	p.denied = err == nil && !d.Allowed && call.Cost != 0 && !call.Always && limits.CountsDenied()
-	if p.made && (err != nil || d.Granted == 0) && (!p.denied || sh.idle(p.r, p.now)) {
-		sh.drop(&p.part.table, p.slot)
-		p.denied = false
+	if p.made && (err != nil || d.Granted == 0) {
+		if !p.denied || sh.idle(p.r, p.now) {
+			sh.drop(&p.part.table, p.slot)
+			p.denied = false
+		}
 	}
 	return err
 }
 
-// after calls the concerns' after functions. The order matters: afterGuard's ticket covers what note, afterID and
-// afterReservation have queued for the followers. afterBan may make one more change, and then sets a later ticket
-// itself.
+// after does the work that follows the decision. Without concernTell, note would only count a version of the partition.
+// The order matters: afterGuard's Ticket covers what note, afterID and afterReservation have queued for the followers.
+// afterBan comes last, because the ban is one more change: it calls note again, and takes a Ticket that covers the ban.
+//
+// If an answer has a Ticket, it may be given only when the backup, and under persist the disk, have confirmed the
+// change. While no backup is current, no answer waits for one. A call that was charged gets a Ticket from afterGuard:
+//
+//	durability              which calls
+//	None, Async             none
+//	Escrow without persist  those with a request id; those that make a reservation, unless it is of an atomic check
+//	                        (Call.ReserveOnce); those that take more units than the backup counts as spent in advance
+//	                        (escrow.go)
+//	Escrow with persist     all
+//	Sync                    all
+//
+// Under Escrow and Sync, these answers get a Ticket as well: a refusal that begins a ban (afterBan), a repeated answer
+// (beforeID), and an extension (extend). Other refusals get none, although a counted refusal or a changed rule may have
+// changed the state. If such a change is lost, the followers admit as much as if the refused call had never been made.
 func (sh *shard) after(p *plan, call *Call, answer *Answer) {
-	granted := answer.Granted > 0
-	if p.has(concernCopy) && (granted || p.denied) {
+	charged := answer.Granted > 0
+	if p.has(concernTell) && (charged || p.denied) {
 		sh.note(p.part, p.r, p.mark)
 	}
 	if p.has(concernID) {
 		sh.afterID(p, call, answer)
 	}
-	if p.has(concernReservation) && granted {
+	if p.has(concernReservation) && charged {
 		sh.afterReservation(p, call, answer)
 	}
-	if p.has(concernGuard) && granted {
+	if p.has(concernGuard) && charged {
 		sh.afterGuard(p, call, answer)
 	}
-	if p.has(concernHolds | concernReservation) {
-		answer.Pending = p.part.awaits(p.id(), p.now.Mono)
+	if p.has(concernPending | concernReservation) {
+		answer.Pending = p.part.hasPending(p.id(), p.now.Mono)
 	}
 	if p.request.OnLoan > 0 {
 		p.afterLoan(call, answer)
@@ -318,13 +328,13 @@ func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 
 // peekNew answers a peek at a key without a record, from a state that is not kept.
 func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Call,
-	each []algo.Decision) (algo.Decision, error) {
+	each []algo.Decision) (d algo.Decision, err error) {
 	state := make(algo.State, rule.Limits.Words())
-	if err := sh.makeState(part, rule, state, now); err != nil {
-		rule.Limits.Free(sh.arena, state)
-		return algo.Decision{}, errNoRoom
+	if err = sh.makeState(part, rule, state, now); err != nil {
+		err = errNoRoom
+	} else {
+		d, err = rule.Limits.Decide(sh.arena, state, now, call.Request, each) // a peek needs no memory: err is nil
 	}
-	d, err := rule.Limits.Decide(sh.arena, state, now, call.Request, each)
 	rule.Limits.Free(sh.arena, state)
 	return d, err
 }
@@ -343,7 +353,9 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 	return slot, nil
 }
 
-// adopted returns the record at a slot, converted to the given rule. It notes a state that this has changed.
+// adopted returns the record at a slot, converted to the given rule if it was under another one. If the two differ in
+// the limits, Durability, Strict, Persist or Ban (same, shard.go), adopted notes the record. Followers that are told of
+// it under the old rule and not under the new one are told to forget it.
 func (sh *shard) adopted(part *partition, slot uint32, rule *Rule, now algo.Instant) (record, error) {
 	r := sh.record(part.ref(slot))
 	if r.spec.rule == rule {
@@ -351,7 +363,8 @@ func (sh *shard) adopted(part *partition, slot uint32, rule *Rule, now algo.Inst
 	}
 	old := r.spec.rule
 	changed, err := sh.adopt(&part.content, slot, rule, now)
-	if r = sh.record(part.ref(slot)); changed {
+	r = sh.record(part.ref(slot)) // adopt may have made the record anew
+	if changed {
 		sh.note(part, r, 0)
 		sh.untell(part, r, old)
 		if rule.Durability == None {

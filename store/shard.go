@@ -209,6 +209,9 @@ type record struct {
 
 func (r record) hash() uint64 { return r.words[0] }
 
+// number is that of the record's spec.
+func (r record) number() uint32 { return uint32(r.words[1] >> 32) }
+
 // id is a copy of what the record's state is.
 func (r record) id() stateID { return stateID{r.spec.rule.Scope, string(r.key)} }
 
@@ -377,7 +380,7 @@ func (sh *shard) drop(t *table, slot uint32) {
 // discard frees a record's own block.
 func (sh *shard) discard(ref algo.Ref) {
 	r := sh.record(ref)
-	number := uint32(r.words[1] >> 32)
+	number := r.number()
 	used := sh.arena.InUse()
 	sh.arena.Free(ref, len(r.words))
 	r.spec.count(0, sh.arena.InUse()-used)

@@ -475,7 +475,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: what a process holds that only members see is claimed", claim,
-		[]edit{{"	case mayHold || c.strange(pt.holder):", "	case mayHold:"}},
+		[]edit{{"	case c.mayHold(p, r) || c.strange(pt.holder):", "	case c.mayHold(p, r):"}},
 		ownership + "TestUnseenHolder", "owned: true, want false",
 	},
 	{
