@@ -251,6 +251,10 @@ func (m *member) ended(err error, lasted bool) {
 	sent, queue := m.sent, m.queue
 	m.sent, m.queue, m.reports, m.err = nil, fifo.Queue[*request]{}, nil, err
 	m.queued, m.waiting, m.inFlight, m.probing = 0, 0, 0, false
+	select {
+	case <-m.hurry: // for a request that fails now
+	default:
+	}
 	m.mu.Unlock()
 	m.become(state)
 	for _, msg := range sent {

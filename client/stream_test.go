@@ -222,6 +222,15 @@ func TestEndOfAStream(t *testing.T) {
 	expect.Equal(t, pauseAfter(io.ErrUnexpectedEOF, false, minPause), 2*minPause, "the pause after a failure")
 }
 
+// TestHurryEndsWithTheStream: a check that came while a stream was being opened, and failed with it, does not end the
+// pause after it.
+func TestHurryEndsWithTheStream(t *testing.T) {
+	l := talking()
+	l.hurry.Set()
+	l.ended(io.ErrUnexpectedEOF, false)
+	expect.Equal(t, len(l.hurry), 0, "the pause is ended for no check")
+}
+
 // Nobody's question is waited for longer than its caller waits, whoever else's are in the same message.
 func TestTimeoutsAreTheCallersOwn(t *testing.T) {
 	const ms = time.Millisecond
