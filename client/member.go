@@ -57,7 +57,7 @@ const (
 //
 //	request   the checks of one call that go to this node (message.go)
 //	message   requests that are sent together. The node answers it by one response or several; all but the last one
-//	          have More. A message without checks is a probe
+//	          have More. An Error for the whole message is always the last. A message without checks is a probe
 //	untried   of an error: the node carried out nothing. CheckTo (remote.go) then sends the checks again, usually to
 //	          another node, and maxTries times in all. Other errors go to attempt (decide.go), which repeats a call once
 //	          if it cannot charge twice. errFull is not untried, so that the check fails at once
@@ -424,7 +424,7 @@ func (m *member) onAnswer(resp *weirv1.CheckStreamResponse) error {
 		msg.begun = true
 		m.inFlight -= len(msg.checks)
 	}
-	if !resp.More {
+	if !resp.More || resp.Error != nil {
 		delete(m.sent, resp.Sequence)
 		m.waiting -= len(msg.checks)
 	}
