@@ -14,7 +14,7 @@ func (ls Limits) Charge(a *Arena, s State, now Instant, n int64) error {
 	now = s.tick(now)
 	var charges [MaxLimits]int64
 	ls.walk(a, s, now, func(i int, c counter, t []uint64) { charges[i] = min(n, MaxLimit-c.used(&ls[i], a, t, now)) })
-	if !ls.reserve(a, s, &charges) {
+	if !ls.ensureMemory(a, s, &charges) {
 		return ErrNoMemory
 	}
 	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
@@ -43,7 +43,7 @@ func (ls Limits) Fill(a *Arena, s State, now Instant) error {
 			charges[i] = min(ls[i].holds(), MaxLimit-c.used(&ls[i], a, t, now))
 		}
 	})
-	if !ls.reserve(a, s, &charges) {
+	if !ls.ensureMemory(a, s, &charges) {
 		return ErrNoMemory
 	}
 	ls.walk(a, s, now, func(i int, c counter, t []uint64) {

@@ -98,7 +98,7 @@ func (c concurrency) resetAfter(_ *Limit, _ *Arena, s []uint64, now Instant) tim
 	return time.Duration(int64(s[leaseLatest]) - now.Mono)
 }
 
-func (c concurrency) reserve(_ *Limit, a *Arena, s []uint64, _ int64) bool {
+func (c concurrency) ensureMemory(_ *Limit, a *Arena, s []uint64, _ int64) bool {
 	if !(vector{&s[leaseHeap]}).ensure(a, uint32(c.count(s))) {
 		return false
 	}
@@ -412,7 +412,7 @@ func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint
 		if n == 0 {
 			continue
 		}
-		if !c.reserve(l, a, u, n) {
+		if !c.ensureMemory(l, a, u, n) {
 			return false
 		}
 		slot := c.takeFree(a, u)

@@ -75,7 +75,7 @@ func (ls Limits) DecideTo(a *Arena, s State, now Instant, r *Request, each []Dec
 			}
 		}
 	}
-	if p.granted > 0 && !ls.reserve(a, s, &p.charges) {
+	if p.granted > 0 && !ls.ensureMemory(a, s, &p.charges) {
 		return ErrNoMemory
 	}
 	ls.carryOut(a, s, now, r, &p, each, d)
@@ -224,16 +224,16 @@ func tighter(d, e *Decision, allowed bool) bool {
 	return d.ResetAfter > e.ResetAfter
 }
 
-// reserve takes the memory for charging each limit so many units. When it fails, nothing is left of it that could be
-// told from outside.
-func (ls Limits) reserve(a *Arena, s State, charges *[MaxLimits]int64) bool {
+// ensureMemory takes the memory for charging each limit so many units. When it fails, nothing is left of it that could
+// be told from outside.
+func (ls Limits) ensureMemory(a *Arena, s State, charges *[MaxLimits]int64) bool {
 	for i, rest := 0, s[1:]; i < len(ls); i++ {
 		c := ls[i].counter()
 		if c == nil {
 			continue
 		}
 		k := c.words(&ls[i])
-		if charges[i] > 0 && !c.reserve(&ls[i], a, rest[:k:k], charges[i]) {
+		if charges[i] > 0 && !c.ensureMemory(&ls[i], a, rest[:k:k], charges[i]) {
 			// What other limits reserved stays with them for the next request, unless they hold nothing else.
 			ls.trim(a, s)
 			return false

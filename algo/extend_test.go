@@ -57,7 +57,7 @@ func (r replica) contents(now Instant) string {
 
 // logEvents are a log's entries by their instants, those at the same one together.
 func logEvents(l *Limit, a *Arena, s []uint64) (events []event) {
-	for r := (slidingLog{}).read(a, s, l.tickShift()); r.n != 0; r.next() {
+	for r := (slidingLog{}).cursor(a, s, l.tickShift()); r.n != 0; r.next() {
 		if n := len(events); n > 0 && events[n-1].at == r.instant {
 			events[n-1].n += r.n
 		} else {

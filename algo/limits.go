@@ -40,8 +40,8 @@ type counter interface {
 	wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration
 	// resetAfter is the time until advance would leave s fresh.
 	resetAfter(l *Limit, a *Arena, s []uint64, now Instant) time.Duration
-	// reserve takes the memory that charging n will need, so that charge cannot fail.
-	reserve(l *Limit, a *Arena, s []uint64, n int64) bool
+	// ensureMemory takes the memory that charging n, which is at least 1, will need, so that charge cannot fail.
+	ensureMemory(l *Limit, a *Arena, s []uint64, n int64) bool
 	// charge adds n units at now without asking whether there is room.
 	charge(l *Limit, a *Arena, s []uint64, now Instant, n int64)
 	// refund removes up to n units and returns how many it removed.
@@ -81,7 +81,7 @@ func (l *Limit) deny(c counter, a *Arena, s []uint64, now Instant, n int64) int6
 	switch c.(type) {
 	case slidingLog, slidingWindow:
 		n = min(n, l.Limit)
-		if !c.reserve(l, a, s, n) {
+		if !c.ensureMemory(l, a, s, n) {
 			return 0
 		}
 		c.charge(l, a, s, now, n)
@@ -99,9 +99,9 @@ func (l *Limit) deny(c counter, a *Arena, s []uint64, now Instant, n int64) int6
 // inline is the part of a counter that has nothing in the Arena.
 type inline struct{}
 
-func (inline) init(_ *Limit, s []uint64, _ Instant)         { clear(s) }
-func (inline) free(*Limit, *Arena, []uint64)                { /* no blocks */ }
-func (inline) reserve(*Limit, *Arena, []uint64, int64) bool { return true }
+func (inline) init(_ *Limit, s []uint64, _ Instant)              { clear(s) }
+func (inline) free(*Limit, *Arena, []uint64)                     { /* no blocks */ }
+func (inline) ensureMemory(*Limit, *Arena, []uint64, int64) bool { return true }
 
 // counter returns nil for an unlimited limit, which counts nothing.
 func (l *Limit) counter() counter {
@@ -353,7 +353,7 @@ func (ls Limits) Init(s State, now Instant) {
 	}
 }
 
-// trim frees the blocks of limits that count nothing, as the limits are after a failed reserve.
+// trim frees the blocks of limits that count nothing, as the limits are after a failed ensureMemory.
 func (ls Limits) trim(a *Arena, s State) {
 	now := Instant{Mono: int64(s[0])}
 	ls.each(s, func(i int, c counter, t []uint64) {
@@ -474,9 +474,9 @@ func (ls Limits) Free(a *Arena, s State) {
 // Each new limit takes over from one old limit: from the one with the same algorithm and window or period, first at its
 // own place, then anywhere; or else from the one at its own place, unless another limit takes over from that; or else
 // it begins fresh. If the algorithm stays, a window keeps its counts, a log its entries, a bucket its debt (in whole
-// units, rounded up, when the rate changes), a lease its life. If it changes, or the length or slots of a sliding_window
-// or sliding_counter do, units in use count as if admitted now; leases become nothing else, and nothing else becomes
-// leases. The new limit may be exceeded; then nothing passes until enough units have expired.
+// units, rounded up, when the rate changes), a lease its life. If it changes, or the length or slots of a
+// sliding_window or sliding_counter do, units in use count as if admitted now; leases become nothing else, and nothing
+// else becomes leases. The new limit may be exceeded; then nothing passes until enough units have expired.
 //
 // When it returns ErrNoMemory, s is as before and t owns nothing.
 func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) error {
@@ -506,7 +506,7 @@ func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) err
 			continue
 		}
 		carried[j] = min(old.used(&ls[i], a, u, now), MaxLimit)
-		if carried[j] > 0 && !c.reserve(&to[j], a, words(to, t, j), carried[j]) {
+		if carried[j] > 0 && !c.ensureMemory(&to[j], a, words(to, t, j), carried[j]) {
 			to.Free(a, t)
 			return ErrNoMemory
 		}

@@ -96,13 +96,13 @@ func TestLogShrinks(t *testing.T) {
 		now.Mono += 1e6
 		decide(1)
 	}
-	held := slidingLog{}.size(s[1:])
+	held := slidingLog{}.chainWords(s[1:])
 	must.True(t, held >= 50_000, "%d words held", held)
 	now.Mono += int64(2 * time.Second)
 	must.Equal(t, decide(0).Remaining, 1<<20-3)
-	g := segmentAt(a, slidingLog{}.oldest(s[1:]))
-	held = slidingLog{}.size(s[1:])
-	expect.True(t, held == g.size() && held <= 256, "three entries hold %d words", held)
+	g := segmentAt(a, slidingLog{}.firstSegment(s[1:]))
+	held = slidingLog{}.chainWords(s[1:])
+	expect.True(t, held == g.words() && held <= 256, "three entries hold %d words", held)
 	expect.Equal(t, decide(1).Remaining, 1<<20-4)
 }
 
@@ -114,7 +114,7 @@ func TestRunsAreCompact(t *testing.T) {
 	for i := range int64(100_000) {
 		must.True(t, must.Value(ls.Decide(a, s, Instant{Mono: 64}, Request{Cost: 1 + i%3}, nil))(t).Allowed, "refused")
 	}
-	held := slidingLog{}.size(s[1:])
+	held := slidingLog{}.chainWords(s[1:])
 	expect.True(t, held <= 4, "one instant holds %d words", held)
 }
 

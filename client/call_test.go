@@ -340,5 +340,6 @@ func FuzzAnswers(f *testing.F) {
 // talking returns a member as it is while its stream is open.
 func talking() *member {
 	ns := &nodes{changed: make(chan struct{}), now: func() time.Duration { return 0 }}
-	return &member{nodes: ns, wake: fifo.NewSignal(), greeted: true, follows: true, sent: make(map[uint64]*message)}
+	return &member{nodes: ns, wake: fifo.NewSignal(), hurry: fifo.NewSignal(), greeted: true, follows: true,
+		sent: make(map[uint64]*message)}
 }

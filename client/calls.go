@@ -55,10 +55,10 @@ func (p preferring) Invoke(ctx context.Context, method string, args, reply any, 
 		var trailer metadata.MD
 		var at peer.Peer
 		sent, state := p.now(), m.state.Load()
-		m.out.Add(1)
+		m.outstanding.Add(1)
 		err := m.conn.Invoke(ctx, method, args, reply,
 			slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&trailer), grpc.Peer(&at)})...)
-		m.out.Add(-1)
+		m.outstanding.Add(-1)
 
 		// An error of the node itself comes with a trailer.
 		rejected, o := overloaded(err), answered

@@ -28,7 +28,7 @@ const (
 	// maxWaiting bounds the checks that wait for one node, and so the memory of a program while a node hangs. Further
 	// checks fail at once (errFull).
 	maxWaiting = 20_000
-	// maxUnanswered bounds the messages of checks without their last answer. A node stops reading a stream while 64
+	// maxUnanswered bounds the messages of checks without their last response. A node stops reading a stream while 64
 	// messages of the stream wait for other nodes. The client stops at 48, so that the node still reads reports of
 	// loans, whose units those messages may wait for.
 	maxUnanswered = 48
@@ -41,39 +41,52 @@ const (
 	minPause, maxPause = 200 * time.Millisecond, 15 * time.Second
 )
 
-// member is one node. A client has one connection to it, which unary calls (message.go, calls.go) and one stream share:
-// the stream has checks, loans, readiness and the topology. The stream is opened when the node is first wanted, and
-// again whenever it has ended. The connection is closed when the member is given up, because its address is gone
-// (renewLocked) or the client is closed. One goroutine opens streams and writes; another one reads each stream:
+// member is one node, with one connection and, on it, one stream. The stream has checks, loans, readiness and the
+// topology; unary calls (calls.go) use the connection beside it. The path of a check:
 //
-//	run, talk  open streams, with a pause after one that did not last
-//	send       queues a request
-//	next       makes a message of the checks in the queue
-//	received   handles what the node sends; onAnswer handles answers to checks
-//	ended      fails the requests that wait for a stream that has ended
+//	send      puts its request into the queue
+//	take      makes a message of the queue, when that is due (dueLocked); next packs it for the wire
+//	received  gets the node's responses; onAnswer passes those to checks to their requests
+//	ended     fails what waits when the stream ends
 //
-// A node can reject a client in three ways. If no connection can be made, requests fail as untried, the state becomes
-// failed, and run tries again as soon as gRPC does. If the connection is closed before minLife, the same happens, and
-// run pauses. If the node rejects the stream as overloaded, messages that were sent fail as untried as well, because
-// the node carried out nothing, and run pauses.
-//
-// Checks gather in a queue. It is sent when fewer than maxUnanswered messages lack their last answer, and the queue has
-// as many checks as are in flight, or MaxBatch. So a lone caller does not wait for others, nor does a second one; many
-// callers have a few large messages in flight, which saves CPU, because a message costs as much as some tens of checks;
-// and a check waits for at most one round trip, below maxUnanswered.
+// run opens streams one after the other, from want until the member is given up, because its address is gone
+// (renewLocked) or the client is closed. run and the writer of the stream are one goroutine; each stream has another
+// one that reads.
 //
 // Words:
 //
-//	request    the checks of one call that go to this node
-//	message    what is sent at once: checks of several requests (message.go); a probe is a message without checks
-//	sent       messages on the open stream without the last of their answers
-//	in flight  of a check: its message is sent and has no answer yet, not even its first (inFlight). out counts more:
-//	           also what is queued
-//	hung       the node was ready, and left a call unanswered; it gets checks only if pick finds none ready or
-//	           connecting
-//	untried    of an error: the node carried out nothing, so another may be asked. errFull is not untried, so that the
-//	           check fails at once
-//	answered, unanswered, unknown  the outcome of a call, for the breaker and for heard (breaker.go)
+//	request   the checks of one call that go to this node (message.go)
+//	message   requests that are sent together. The node answers it by one response or several; all but the last one
+//	          have More. An Error for the whole message is always the last. A message without checks is a probe
+//	untried   of an error: the node carried out nothing. CheckTo (remote.go) then sends the checks again, usually to
+//	          another node, and maxTries times in all. Other errors go to attempt (decide.go), which repeats a call once
+//	          if it cannot charge twice. errFull is not untried, so that the check fails at once
+//
+// How a stream ends decides what becomes of its requests and of the member:
+//
+//	                            messages sent  queue    state       the next stream is opened
+//	the node stops (EOF)        untried        untried  connecting  after minPause; at once if this one lasted minLife
+//	it is overloaded            untried        untried  failed      after a pause that doubles each time
+//	it breaks within minLife    not untried    untried  failed      after a pause that doubles each time
+//	it breaks later             not untried    untried  connecting  at once
+//	it could not be opened      none           untried  failed      when gRPC tries again, or after lookUpPause
+//
+// A check that send puts into the queue ends the pause. send does that only while the connection stands; otherwise it
+// fails the check.
+//
+// The counters (ended sets all but outstanding to 0):
+//
+//	             counts            from                   until                               used by
+//	outstanding  calls and checks  before they are sent   the caller has its answer, or goes  best (nodes.go)
+//	waiting      checks            send                   the last response to their message  maxWaiting
+//	queued       checks            send                   take                                dueLocked
+//	inFlight     checks            take                   the first response                  dueLocked
+//	len(sent)    messages          next                   the last response                   maxUnanswered
+//
+// The queue is sent when queued is at least min(inFlight, MaxBatch) and fewer than maxUnanswered messages are sent. So
+// a lone caller does not wait. Many callers have few large messages in flight. That saves CPU, because a message costs
+// as much as some tens of checks. Below maxUnanswered, a check stays in the queue at most until the messages before it
+// have their first responses. A node sends these at once, because they wait for no other node.
 //
 // Other files must keep: every request given to send ends exactly once (message.go), or is dropped by gatherLocked if
 // its caller has gone. A caller uses a request again only if it has ended without an error. A request has at most
@@ -90,36 +103,46 @@ type member struct {
 	start  chan struct{} // closed when the node is wanted
 	wake   fifo.Signal   // wakes the writer
 	hurry  fifo.Signal   // ends run's pause, because a check waits for a stream
-	state  atomic.Int32  // what is known of the node: one of the constants below
-	out    atomic.Int64  // calls and checks whose callers wait for this node, also those in the queue
+	state  atomic.Int32  // one of the constants below
 	barred atomic.Int64  // until when the node gets no reports of loans, by the clock of loans
 
+	outstanding atomic.Int64 // calls and checks whose callers wait
+
 	mu       sync.Mutex
-	err      error // why the last stream has ended
+	err      error // why the last stream has ended; before the first one, errNoStream
 	queue    fifo.Queue[*request]
-	queued   int // checks in queue
-	waiting  int // checks in queue, and in messages without the last of their answers
-	inFlight int // checks in messages that are in flight: sent, and not answered for the first time
-	reports  []*weirv1.BorrowRequest
-	probing  bool                // a probe is to be sent
-	sent     map[uint64]*message // on the open stream, by sequence, without the last answer; nil: no stream is open
+	waiting  int                 // checks that have not had their last response
+	queued   int                 // checks in queue
+	inFlight int                 // checks in messages that have not had their first response
+	sent     map[uint64]*message // by sequence; nil: no stream is open
 	sequence uint64              // of the last message
-	// the node may not know the numbers that packer has defined: the next message begins anew
+	reports  []*weirv1.BorrowRequest
+	probing  bool // a probe is to be sent
+	// renumber says that the node may not know the numbers that packer has defined: the next message begins anew.
 	renumber bool
 
-	// Only for the writer: whether it has asked for readiness and for the topology on this stream, and what packs
-	// messages.
+	// Only the writer uses these: whether it has asked for readiness and for the topology on this stream, and what
+	// packs messages.
 	greeted, follows bool
 	packer           packer
 }
 
-// The states of a node, and what sets them. failed is the last one (best).
+// The states of a node. run sets connecting before it opens a stream. While the stream is open, the state follows what
+// the node says and does. When the stream ends, ended sets connecting or failed.
 const (
-	connecting int32 = iota // it is not wanted, or its stream is being opened (run), or has ended in good order (ended)
-	ready                   // it says that it is ready (received), or has answered while it was hung (onAnswer, heard)
-	hung                    // it was ready, and has left a call unanswered since (heard)
-	unready                 // it says that it is not ready, but answers as well as it can (received)
-	failed                  // its last stream could not be opened, or failed before minLife, and run pauses (ended)
+	// connecting: the node is not wanted yet; or its stream is being opened; or the stream is open, and the node has
+	// not said whether it is ready; or its last stream has ended in good order or after minLife.
+	connecting int32 = iota
+	// ready: the node says that it is ready (received), or has answered while it was hung (onAnswer, heard).
+	ready
+	// hung: it was ready, and has left a call unanswered since (heard). pick returns it only if no node is ready or
+	// connecting.
+	hung
+	// unready: it says that it is not ready, but answers as well as it can (received).
+	unready
+	// failed: its last stream could not be opened or failed before minLife (ended), and run waits. It is the last
+	// constant (best).
+	failed
 )
 
 func newMember(ns *nodes, addr string, conn *grpc.ClientConn) *member {
@@ -129,14 +152,14 @@ func newMember(ns *nodes, addr string, conn *grpc.ClientConn) *member {
 	return m
 }
 
-// want has run open streams, from now on.
+// want makes run open streams, once and for good.
 func (m *member) want() {
 	if !m.wanted.Load() && m.wanted.CompareAndSwap(false, true) {
 		close(m.start)
 	}
 }
 
-// ifReady returns m if it is ready, otherwise nil. If the node is not connected, ifReady has it connected for later
+// ifReady returns m if it is ready, otherwise nil. A member that is not wanted yet is wanted from now on, for later
 // checks.
 func (m *member) ifReady() *member {
 	if m == nil || m.state.Load() == ready {
@@ -146,8 +169,9 @@ func (m *member) ifReady() *member {
 	return nil
 }
 
-// run opens streams until the member is given up. While gRPC cannot connect, run tries again when gRPC does, and after
-// lookUpPause. Otherwise it pauses after a stream that did not last, but not while a check waits for a stream (hurry).
+// run opens streams until the member is given up. After each stream it waits. If gRPC cannot connect, it waits until
+// gRPC tries again, or for lookUpPause, whichever is shorter. Otherwise it waits for a random part of pauseAfter, or
+// until a check waits for a stream (hurry).
 func (m *member) run() {
 	defer m.conn.Close()
 	select {
@@ -177,8 +201,9 @@ func (m *member) run() {
 	}
 }
 
-// pauseAfter returns the pause after a stream that has ended with err, and after the pause last. A node that ends
-// streams in good order (EOF) is about to accept the next one, and callers wait for it: that pause does not grow.
+// pauseAfter returns the pause after a stream that has ended with err. last is the pause before that stream. The pause
+// after EOF does not grow, because a node that ends streams in good order is about to accept the next one, and callers
+// wait for it.
 func pauseAfter(err error, lasted bool, last time.Duration) time.Duration {
 	switch {
 	case lasted:
@@ -189,13 +214,13 @@ func pauseAfter(err error, lasted bool, last time.Duration) time.Duration {
 	return min(max(2*last, minPause), maxPause)
 }
 
-// become notes the state of the node, and wakes the callers that wait for a node.
+// become sets the state of the node, and wakes the callers that wait for a node.
 func (m *member) become(state int32) {
 	m.state.Store(state)
 	m.nodes.change(func() {})
 }
 
-// talk opens a stream and runs it until it breaks, and returns why.
+// talk opens a stream and runs it until it ends, and returns why it has ended.
 func (m *member) talk() error {
 	ctx, cancel := context.WithCancel(m.ctx)
 	defer cancel()
@@ -210,30 +235,33 @@ func (m *member) talk() error {
 	return stream.Run(s, cancel, m.wake, m.next, m.received)
 }
 
-// ended fails the requests that wait for a stream that has ended or could not be opened. It sets the state first:
-// another attempt of such a request must not pick this member as a ready one.
+// ended fails the requests of a stream that has ended or could not be opened (the first table above). It sets the state
+// first, so that another try of such a request does not pick this member as a ready one.
 func (m *member) ended(err error, lasted bool) {
-	// If the node ended the stream in good order (EOF), such as at its max-connection-age, it carried out only what it
-	// answered. If it rejected the stream (overloaded), it carried out nothing.
-	untried := overloaded(err)
+	state, untried := failed, overloaded(err)
+	if lasted {
+		state = connecting
+	}
 	if errors.Is(err, io.EOF) {
-		untried, lasted, err = true, true, status.Error(codes.Unavailable, "the node takes no more checks")
+		// The node ended the stream in good order, such as at its max-connection-age. It carried out only what it
+		// answered.
+		state, untried, err = connecting, true, status.Error(codes.Unavailable, "the node takes no more checks")
 	}
 	m.mu.Lock()
 	sent, queue := m.sent, m.queue
 	m.sent, m.queue, m.reports, m.err = nil, fifo.Queue[*request]{}, nil, err
 	m.queued, m.waiting, m.inFlight, m.probing = 0, 0, 0, false
+	select {
+	case <-m.hurry: // for a request that fails now
+	default:
+	}
 	m.mu.Unlock()
-	if lasted {
-		m.become(connecting) // run opens the next stream at once, or after minPause
-	} else {
-		m.become(failed)
+	m.become(state)
+	for _, msg := range sent {
+		msg.fail(err, untried)
 	}
-	for _, x := range sent {
-		x.fail(err, untried)
-	}
-	for _, f := range queue.Items() {
-		f.fail(err, true)
+	for _, r := range queue.Items() {
+		r.fail(err, true)
 	}
 	m.nodes.loans.lost(m)
 	others, _, _ := m.nodes.members()
@@ -255,22 +283,23 @@ func (m *member) report(in *weirv1.BorrowRequest) bool {
 	return true
 }
 
-// send queues a request. It fails the request if there is no connection or too many checks wait. If the connection
-// stands without a stream, it has run open one at once.
-func (m *member) send(f *request) {
+// send queues a request. It fails the request if there is no connection or too many checks wait. If there is a
+// connection and no stream, it has run open a stream at once.
+func (m *member) send(r *request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
 	case m.sent == nil && m.conn.GetState() != connectivity.Ready:
-		f.fail(m.err, true)
-	case m.waiting+len(f.checks) > maxWaiting:
-		f.fail(errFull, false)
+		r.fail(m.err, true)
+	case m.waiting+len(r.checks) > maxWaiting:
+		r.fail(errFull, false)
 	default:
-		m.waiting += len(f.checks)
-		m.queued += len(f.checks)
-		f.open = len(f.checks)
-		m.queue.Push(f)
-		if m.wakeIfDueLocked(); m.sent == nil {
+		m.waiting += len(r.checks)
+		m.queued += len(r.checks)
+		r.open = len(r.checks)
+		m.queue.Push(r)
+		m.wakeIfDueLocked()
+		if m.sent == nil {
 			m.hurry.Set()
 		}
 	}
@@ -295,27 +324,30 @@ func (m *member) wakeIfDueLocked() {
 // next returns what to write next: the request for readiness and topology, a report of loans, a probe, or checks; nil
 // if there is nothing.
 func (m *member) next() *weirv1.CheckStreamRequest {
-	if follow := !m.follows && m.nodes.follow(m); follow || !m.greeted {
+	follow := !m.follows && m.nodes.follow(m)
+	if follow || !m.greeted {
 		m.greeted, m.follows = true, follow
 		return &weirv1.CheckStreamRequest{Ready: true, Topology: follow}
 	}
-	report, x := m.take()
+	report, msg := m.take()
 	switch {
 	case report != nil:
 		return &weirv1.CheckStreamRequest{Borrow: report}
-	case x != nil:
-		out := m.packer.pack(x, m.nodes.now())
+	case msg != nil:
+		req := m.packer.pack(msg, m.nodes.now())
+		// msg is in sent only after pack. Otherwise a faulty node that answers a message which it has not got yet would
+		// end a request that pack still reads.
 		m.mu.Lock()
-		m.sent[x.sequence] = x // after pack, which reads the requests: a faulty node may answer what it has not got yet
+		m.sent[msg.sequence] = msg
 		m.mu.Unlock()
-		return out
+		return req
 	}
 	return nil
 }
 
-// take returns the next report of loans, or else the next message: a probe, which has no checks, or the checks in the
-// queue. Both are nil if there is neither.
-func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
+// take returns the next report of loans, or else the next message: a probe, or the checks in the queue. Both are nil if
+// there is neither.
+func (m *member) take() (report *weirv1.BorrowRequest, msg *message) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.reports) > 0 {
@@ -323,106 +355,109 @@ func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 		m.reports = m.reports[1:]
 		return report, nil
 	}
-	x = &message{}
-	if m.probing {
-		m.probing = false
-	} else if m.gatherLocked(x); x.open == 0 {
-		return nil, nil
+	msg = &message{}
+	if !m.probing {
+		m.gatherLocked(msg)
+		if msg.open == 0 {
+			return nil, nil
+		}
 	}
+	m.probing = false
 	if m.renumber {
 		m.renumber = false
 		m.packer.numbers.Reset()
 	}
-	m.inFlight += len(x.checks)
+	m.inFlight += len(msg.checks)
 	m.sequence++
-	x.sequence = m.sequence
-	return nil, x
+	msg.sequence = m.sequence
+	return nil, msg
 }
 
-// gatherLocked adds to a message the checks in the queue, if they are to be sent. It drops those whose callers have
+// gatherLocked moves checks from the queue to a message, if they are to be sent. It drops those whose callers have
 // gone.
-func (m *member) gatherLocked(x *message) {
+func (m *member) gatherLocked(msg *message) {
 	if !m.dueLocked() {
 		return
 	}
-	for m.queue.Len() > 0 && len(x.checks)+len(m.queue.First().checks) <= limit.MaxBatch {
-		f := m.queue.Pop()
-		m.queued -= len(f.checks)
-		if f.gone.Load() {
-			m.waiting -= len(f.checks)
+	for m.queue.Len() > 0 && len(msg.checks)+len(m.queue.First().checks) <= limit.MaxBatch {
+		r := m.queue.Pop()
+		m.queued -= len(r.checks)
+		if r.gone.Load() {
+			m.waiting -= len(r.checks)
 		} else {
-			x.add(f)
+			msg.add(r)
 		}
 	}
 }
 
 // received handles a response. It returns an error if the response is invalid.
-func (m *member) received(out *weirv1.CheckStreamResponse) error {
-	field := out.Error.GetField()
+func (m *member) received(resp *weirv1.CheckStreamResponse) error {
+	field := resp.Error.GetField()
 	switch {
-	case out.Ready != nil && out.Ready.Ready:
+	case resp.Ready != nil && resp.Ready.Ready:
 		m.become(ready)
-	case out.Ready != nil:
+	case resp.Ready != nil:
 		m.become(unready)
-	case out.Topology != nil:
-		m.nodes.learned(out.Topology)
+	case resp.Topology != nil:
+		m.nodes.learned(resp.Topology)
 	case field == "topology": // this caller may not have the topology
 		m.nodes.connectAll()
 	case strings.HasPrefix(field, "borrow."):
-		m.nodes.loans.rejected(m, out.Error)
-	case out.Borrow != nil:
-		m.nodes.loans.onAnswer(m, out.Borrow)
+		m.nodes.loans.rejected(m, resp.Error)
+	case resp.Borrow != nil:
+		m.nodes.loans.onAnswer(m, resp.Borrow)
 	default:
-		return m.onAnswer(out)
+		return m.onAnswer(resp)
 	}
 	return nil
 }
 
 // onAnswer handles a response to checks or to a probe.
-func (m *member) onAnswer(out *weirv1.CheckStreamResponse) error {
+func (m *member) onAnswer(resp *weirv1.CheckStreamResponse) error {
 	m.mu.Lock()
-	x := m.sent[out.Sequence]
-	if x == nil {
+	msg := m.sent[resp.Sequence]
+	if msg == nil {
 		m.mu.Unlock()
 		return errOddAnswer
 	}
-	if !x.begun {
-		x.begun = true
-		m.inFlight -= len(x.checks)
+	if !msg.begun {
+		msg.begun = true
+		m.inFlight -= len(msg.checks)
 	}
-	if !out.More {
-		delete(m.sent, out.Sequence)
-		m.waiting -= len(x.checks)
+	if !resp.More || resp.Error != nil {
+		delete(m.sent, resp.Sequence)
+		m.waiting -= len(msg.checks)
 	}
 	m.wakeIfDueLocked()
-	if out.Error != nil {
+	if resp.Error != nil {
 		m.renumber = true // the node may not have read the numbers of the message
 	}
 	m.mu.Unlock()
-	if len(x.checks) == 0 { // a probe
+	if len(msg.checks) == 0 { // a probe. A node answers it by an error, because it has no checks
 		m.state.CompareAndSwap(hung, ready)
 		return nil
 	}
-	if e := out.Error; e != nil {
+	if e := resp.Error; e != nil {
 		// The node carried out nothing of the message. Its checks are sent again, in other messages.
-		x.fail(status.Error(codes.Code(e.GetCode()), strings.TrimPrefix(e.GetField()+": "+e.GetMessage(), ": ")), true)
+		text := strings.TrimPrefix(e.GetField()+": "+e.GetMessage(), ": ")
+		msg.fail(status.Error(codes.Code(e.GetCode()), text), true)
 		return nil
 	}
-	err := x.answer(out)
-	if err != nil && !out.More {
-		x.fail(err, false) // x has left m.sent, so ended cannot fail it
+	err := msg.answer(resp)
+	if err != nil && !resp.More {
+		msg.fail(err, false) // msg has left m.sent, so ended cannot fail it
 	}
 	return err
 }
 
-// heard notes the outcome of a call to the node, and how long it took. A node that has left a call unanswered counts as
-// hung until it answers a call or the probe, says whether it is ready, or its stream ends. The probe is sent once,
-// after the cooldown.
+// heard notes the outcome of a call to the node, and how long it took. A node that has left a call unanswered is hung
+// until it answers a call or the probe, says whether it is ready, or its stream ends. The probe is sent once, after the
+// cooldown.
 func (m *member) heard(ctx context.Context, err error, o outcome, took time.Duration) {
 	if err != nil && (status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil) {
-		// The caller's own deadline may have been short, so the call counts as unanswered only if it took a tenth of
-		// the client's timeout. A healthy node answers before any deadline that it is sent, even if the owner that it
-		// asks does not.
+		// The deadline has passed, or the caller has cancelled the call. Both may have come soon after the call began,
+		// so the call counts as unanswered only if it took a tenth of the client's timeout. The node is not excused by
+		// an owner that does not answer it: a healthy node answers before any deadline that it is sent.
 		o = unknown
 		if took >= m.nodes.timeout/10 {
 			o = unanswered
@@ -436,7 +471,7 @@ func (m *member) heard(ctx context.Context, err error, o outcome, took time.Dura
 	}
 }
 
-// probe sends a hung node an empty message. A healthy node answers an empty message at once.
+// probe sends a hung node a message without checks. A healthy node answers it at once.
 func (m *member) probe() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

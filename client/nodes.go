@@ -22,29 +22,28 @@ import (
 // one more while none is ready (widen), and to all if the nodes do not send the ring (connectAll). A host name is
 // looked up again only while a node cannot be reached; otherwise the ring tells of new nodes.
 //
+// Words:
+//
+//	given    the addresses behind the address that the program gave
+//	ring     the cluster's own list of nodes, with the owner of each key
+//	member   a node that is given, in the ring, or both (member.go, which also has the states of a node)
+//	wanted   of a member: it is to be connected; set once, for good
+//
 // The path of a check to its node:
 //
-//	lookUp        finds the nodes behind the address; learned (topology.go) gets those of the ring
-//	renewLocked   makes a member of each (member.go), which connects when it is first wanted
+//	lookUp        finds the given addresses of a host name; learned (topology.go) gets those of the ring
+//	renewLocked   makes a member of each, which connects when it is first wanted
 //	owners        has the owner of a key, if it is ready (topology.go)
 //	pick          returns the least busy ready node if the owner is not known or not ready, and connects nodes while
 //	              none is ready
-//	send          queues the check for that node (member.go); remote.go waits for the answer, or asks another node
+//	send          queues the check for that node (member.go); CheckTo (remote.go) waits for the answer, or asks another
+//	              node
 //
-// Words:
-//
-//	given    the addresses of the nodes behind the address that the program gave
-//	ring     the cluster's own list of nodes, with the owner of each key
-//	member   one node of either; its state is one of the constants in member.go
-//	wanted   of a member: it is to be connected; set once, for good
-//	changed  is closed when the list, err or a member's state has changed, but not when a ready node becomes hung or a
-//	         hung one ready
-//
-// Other files must keep: list is replaced under mu and never modified; a member's state is set by become, so that pick
-// wakes, except between ready and hung (heard, onAnswer).
+// Other files must keep: list is replaced under mu and never modified. A member's state is set by become, which wakes
+// pick. Only heard and onAnswer change it between ready and hung without become.
 
 const (
-	// maxTries is how many nodes are asked when the first could not carry out a check.
+	// maxTries bounds the nodes that one try of a call is sent to (attempt, decide.go), the first one included.
 	maxTries = 3
 	// widenAfter is how long a connection may take before the next node is tried beside it.
 	widenAfter = 250 * time.Millisecond
@@ -73,11 +72,11 @@ type nodes struct {
 
 	mu      sync.Mutex
 	wide    bool          // set by connectAll: all nodes are to be connected, not only those that are asked
-	widened time.Duration // when widen last connected one more node, because none was ready
-	given   []string      // the addresses of the nodes behind address
-	list    []*member     // of given, and of the ring; replaced, never modified
-	err     error         // of the last look-up, or of an address; list may have nodes all the same
-	changed chan struct{} // closed, and replaced, by change
+	widened time.Duration // when widen last connected one more node; other calls of want do not count
+	given   []string
+	list    []*member     // the members; replaced, never modified
+	err     error         // of the last look-up, or of connect; list may have nodes all the same
+	changed chan struct{} // closed, and replaced, by change: when the list, err or a state (become) has changed
 	ring    *topology     // nil: not known
 
 	owners atomic.Pointer[owners] // by ring; nil: not known
@@ -160,7 +159,8 @@ func (ns *nodes) lookUp() {
 // setGiven sets the nodes behind the address. If err is not nil, the former ones stay.
 func (ns *nodes) setGiven(addrs []string, err error) {
 	ns.change(func() {
-		if ns.err = err; err == nil {
+		ns.err = err
+		if err == nil {
 			ns.given = addrs
 			ns.renewLocked()
 		}
@@ -200,7 +200,8 @@ func (ns *nodes) renewLocked() {
 			m = newMember(ns, addr, conn)
 			ns.running.Go(m.run)
 		}
-		if list = append(list, m); ns.wide {
+		list = append(list, m)
+		if ns.wide {
 			m.want()
 		}
 	}
@@ -234,14 +235,13 @@ func (ns *nodes) members() ([]*member, <-chan struct{}, error) {
 	return ns.list, ns.changed, ns.err
 }
 
-// pick returns the node to ask: the ready one with the fewest waiting calls (out), and in turn among equals. So before
-// its first time-out, a node that hangs gets from pick at most one waiting call more than each other ready node. Checks
-// that go to the owner of their keys are not bounded so.
+// pick returns the node to ask: the ready one with the fewest outstanding calls, and in turn among equals. So a node
+// that hangs, and still counts as ready, gets a check from pick only while no other ready node has fewer.
 //
-// If no node is ready and some are not wanted yet, or are being connected, pick connects one more (widen), and another
-// one whenever that fails or takes longer than widenAfter, and waits for them until ctx ends. If all are hung, unready
-// or failed, pick returns a hung one, which may answer again, else an unready one, which answers as well as it can,
-// else a failed one: send then fails, unless its connection stands.
+// If no node is ready and some are connecting (member.go) or not wanted yet, pick connects one more (widen), and
+// another one whenever that fails or takes longer than widenAfter, and waits for them until ctx ends. If all are hung,
+// unready or failed, pick returns a hung one, which may answer again, else an unready one, which answers as well as it
+// can, else a failed one: send then fails, unless its connection stands.
 func (ns *nodes) pick(ctx context.Context) (*member, error) {
 	for {
 		list, changed, err := ns.members()
@@ -277,34 +277,37 @@ func (ns *nodes) pick(ctx context.Context) (*member, error) {
 	}
 }
 
-// best returns, for each state, the member with the fewest waiting calls, the first in turn among equals; nil if there
-// is none.
+// best returns, for each state, the member with the fewest outstanding calls, the first in turn among equals; nil if
+// there is none.
 func (ns *nodes) best(list []*member, turn uint64) (best [failed + 1]*member) {
 	for i := range list {
 		m := list[(turn+uint64(i))%uint64(len(list))]
 		state := m.state.Load()
-		if best[state] == nil || m.out.Load() < best[state].out.Load() {
+		if best[state] == nil || m.outstanding.Load() < best[state].outstanding.Load() {
 			best[state] = m
 		}
 	}
 	return best
 }
 
-// widen connects one more node, if one is not wanted yet: at once if none is being connected, otherwise widenAfter
-// after the last time (widened).
+// widen connects one more node, if one is not wanted yet: at once if none is connecting, otherwise widenAfter after
+// widen has last done so. The node that renewLocked connected does not count: a client that is older than widenAfter
+// when it gets its first check connects a second node at once.
 func (ns *nodes) widen(list []*member, turn uint64) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
-	var spare *member
+	var spare *member // the last in turn that is not wanted yet
 	trying := false
 	for i := range list {
-		if m := list[(turn+uint64(i))%uint64(len(list))]; !m.wanted.Load() {
+		m := list[(turn+uint64(i))%uint64(len(list))]
+		if !m.wanted.Load() {
 			spare = m
 		} else if m.state.Load() == connecting {
 			trying = true
 		}
 	}
-	if now := ns.now(); spare != nil && (!trying || now-ns.widened >= widenAfter) {
+	now := ns.now()
+	if spare != nil && (!trying || now-ns.widened >= widenAfter) {
 		ns.widened = now
 		spare.want()
 	}

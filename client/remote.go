@@ -150,7 +150,7 @@ func (ns *nodes) sendAll(ctx context.Context, cs []limit.Check, open []int, requ
 		f.places, f.checks, f.answers = append(f.places, i), append(f.checks, cs[i]), append(f.answers, Result{})
 	}
 	for _, f := range requests {
-		f.to.out.Add(int64(len(f.checks)))
+		f.to.outstanding.Add(int64(len(f.checks)))
 		f.to.send(f)
 	}
 	return requests, nil
@@ -170,7 +170,7 @@ func (ns *nodes) await(ctx context.Context, f *request) (err error, untried bool
 		err = status.FromContextError(ctx.Err()).Err()
 	}
 	f.timer.Stop()
-	f.to.out.Add(-int64(len(f.checks)))
+	f.to.outstanding.Add(-int64(len(f.checks)))
 	o := answered
 	if err != nil {
 		f.gone.Store(true)

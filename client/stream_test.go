@@ -222,6 +222,29 @@ func TestEndOfAStream(t *testing.T) {
 	expect.Equal(t, pauseAfter(io.ErrUnexpectedEOF, false, minPause), 2*minPause, "the pause after a failure")
 }
 
+// TestErrorEndsAMessage: a message that a node rejects as a whole is over, even if the node says that more comes.
+func TestErrorEndsAMessage(t *testing.T) {
+	l := talking()
+	f := newRequest()
+	f.checks, f.answers = []limit.Check{{Target: limit.Target{Policy: "p", Key: "k"}}}, make([]Result, 1)
+	l.send(f)
+	sequence := l.next().GetSequence()
+	out := &weirv1.CheckStreamResponse{Sequence: sequence, More: true, Error: &weirv1.Error{Code: 3}}
+	must.NoError(t, l.onAnswer(out))
+	<-f.done
+	expect.True(t, f.untried && len(l.sent) == 0 && l.waiting == 0, "%v, %d messages, %d checks wait", f.untried,
+		len(l.sent), l.waiting)
+}
+
+// TestHurryEndsWithTheStream: a check that came while a stream was being opened, and failed with it, does not end the
+// pause after it.
+func TestHurryEndsWithTheStream(t *testing.T) {
+	l := talking()
+	l.hurry.Set()
+	l.ended(io.ErrUnexpectedEOF, false)
+	expect.Equal(t, len(l.hurry), 0, "the pause is ended for no check")
+}
+
 // Nobody's question is waited for longer than its caller waits, whoever else's are in the same message.
 func TestTimeoutsAreTheCallersOwn(t *testing.T) {
 	const ms = time.Millisecond

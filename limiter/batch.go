@@ -205,7 +205,7 @@ func (l *Limiter) beginOne(op *Op, now *moment) bool {
 	case op.Hops == 0:
 		return l.before(op, r, now)
 	}
-	return op.returned(r.Handed())
+	return op.sendBack(r.Handed())
 }
 
 // ahead has the processor fetch the memory that this node's next decisions read.

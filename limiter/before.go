@@ -98,7 +98,7 @@ func (l *Limiter) end(op *Op, end *moment) {
 		}
 		return
 	case late:
-		l.unreachable(op) // another node may hold the partition now, without what was charged
+		l.undecided(op) // another node may hold the partition now, without what was charged
 	}
 	if op.givesBack() {
 		l.refusals.Forget(op.hash) // also after an error: units may have been given back

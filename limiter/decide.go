@@ -22,19 +22,23 @@ import (
 //     others.
 //  2. admit calls store.DecideTo. change calls admit for the other operations that ask for units and for a check with a
 //     negative cost, and one of renew, Release, Refund, settle and Reset for the rest.
-//  3. failed turns an error of the store into the Outcome.
+//  3. setError turns an error of the store into the Outcome.
 //  4. conclusion turns the store's Answer into the caller's Decision, and counts it.
 //  5. If the Outcome is pending, the Decision is not given to the caller yet. route.go waits until the ticket is
-//     confirmed, or until the operation can be decided again.
+//     confirmed, or until the operation can be decided again. It has a table of all states of an Outcome.
 //
 // Words:
 //
-//	pending    of an Outcome: it has a ticket, NotHolder, ungranted or onLoan (Outcome.pending); of an Answer: its key
-//	           has pending reservations
 //	ticket     the version of the partition that the backup or the disk must confirm before the answer is given
-//	onLoan     of an Outcome: units on loan would change the decision. awaitRecalls (loan.go) asks the borrowers to
-//	           return what they have left, and has the operation decided again with op.recalled set, which makes a
-//	           refusal final
+//	ungranted  of an Outcome: this node has no grant now. Nothing was charged
+//	onLoan     of an Outcome: units on loan would change the decision. Nothing was charged. awaitRecalls (loan.go) asks
+//	           the borrowers to return what they have left, and has the operation decided again with op.recalled set,
+//	           which makes a refusal final
+//	pending    of an Outcome: it has a ticket, NotHolder, ungranted or onLoan (Outcome.pending)
+//	stands     of an operation: this node has refused it by a new ban, which waits for a ticket. on_error must not admit
+//	           it (Op.stands)
+//	asks       of an operation: it asks for units (Op.asks), and on_error can answer it; givesBack: it may give units
+//	           back (Op.givesBack). Some kinds do neither
 //	tightest   the limit, of several, whose numbers a Decision has
 //	candidate  of a rule: limits that are tried beside it, and whose decisions are counted but not told to callers
 //
@@ -63,8 +67,9 @@ func (m *moment) bootTime() int64 {
 	return m.boot
 }
 
-// decide carries out an operation by this node's own store at the given moment, and counts it. The Outcome is NotHolder
-// if the store is shut for the partition. It has a ticket if the answer must not be given yet.
+// decide carries out an operation by this node's own store at the given moment, and counts it. Afterwards the Outcome
+// is pending if the answer must not be given yet: it has a ticket, or nothing was charged because the store is shut for
+// the partition (NotHolder), this node has no grant (ungranted) or units must be recalled first (onLoan).
 func (l *Limiter) decide(op *Op, now *moment) {
 	r := op.rule
 	if op.Kind != OpCheck || r.concurrency {
@@ -108,18 +113,18 @@ func (l *Limiter) change(op *Op, k store.Key, now *moment) {
 	case OpRelease:
 		ok, err := l.store.Release(k, &r.Rule, now.Instant, op.lease)
 		op.Reply.Released = ok
-		l.failed(op, err)
+		l.setError(op, err)
 	case OpRefund:
 		n, err := l.store.Refund(k, &r.Rule, now.Instant, op.Cost, requestID(op.Check), op.Caller)
 		if r.candidate != nil && err == nil {
 			_, _ = l.store.Refund(k, r.candidate, now.Instant, op.Cost, requestID(op.Check), op.Caller)
 		}
 		op.Reply.Refunded = n
-		l.failed(op, err)
+		l.setError(op, err)
 	case OpSettle:
 		l.settle(op, k, now)
 	case OpReset:
-		l.failed(op, l.store.Reset(k, r.Scope))
+		l.setError(op, l.store.Reset(k, r.Scope))
 		if r.candidate != nil {
 			_ = l.store.Reset(k, r.candidate.Scope)
 		}
@@ -134,7 +139,7 @@ func (l *Limiter) renew(op *Op, k store.Key, now *moment) {
 	lease, err := l.store.Renew(k, &r.Rule, now.Instant, op.lease, op.TTL, r.boot(now))
 	switch {
 	case err != nil:
-		l.failed(op, err)
+		l.setError(op, err)
 	case !lease.Alive:
 		op.Outcome.Err = limit.NewError(limit.NotFound, "lease_id", "has ended: acquire anew")
 	default:
@@ -151,6 +156,7 @@ func (l *Limiter) answer(op *Op) {
 			"there is no policy named "+op.Policy+" on the node that decides for this key")
 	case op.asks():
 		d := op.Decision
+		// units is Unlimited, or 0 for a blocked key.
 		*d = limit.Decision{Policy: op.PolicyName(), Allowed: true, Granted: op.Cost, Limit: r.units,
 			Remaining: r.units, RequestID: op.RequestID}
 		if r.units != algo.Unlimited {
@@ -170,7 +176,7 @@ func (l *Limiter) answer(op *Op) {
 		op.Outcome.Err = storeError(store.ErrNotPending)
 	case op.Kind == OpReset:
 		// The key may have a state from an earlier rule with limits, which would count again if that rule came back.
-		l.failed(op, l.store.Reset(op.storeKey(), r.Scope))
+		l.setError(op, l.store.Reset(op.storeKey(), r.Scope))
 	}
 }
 
@@ -215,7 +221,7 @@ func (l *Limiter) admit(op *Op, now *moment) {
 	}
 	var got store.Answer
 	if err := l.store.DecideTo(&k, &r.Rule, now.Instant, &call, each, &got); err != nil {
-		l.failed(op, err)
+		l.setError(op, err)
 		return
 	}
 	if got.OnLoan > 0 && !op.recalled {
@@ -245,13 +251,16 @@ func (l *Limiter) complete(op *Op, call *store.Call) *limit.Error {
 	case OpExtend:
 		call.Reservation, call.ReserveFor, call.Extend = op.Reservation, op.TTL, true
 	case OpAcquire:
-		call.Nonce = rand.Uint64() // makes the lease's id hard to guess
+		// It makes the lease's id hard to guess, so that no caller ends another one's lease by mistake. The generator
+		// of math/rand/v2 is ChaCha8 with a random seed. No more is needed, because the id gives a caller no rights.
+		call.Nonce = rand.Uint64()
 		return ttlFits(op)
 	}
 	return nil
 }
 
-// tryCandidate has a rule's candidate decide a check that the rule has decided, and counts both decisions.
+// tryCandidate has a rule's candidate carry out a check that the rule has decided, unless the cost is 0. It counts the
+// candidate's decision and whether it differs, unless the cost is negative: such a check only gives units back.
 func (l *Limiter) tryCandidate(r *rule, k *store.Key, now algo.Instant, call *store.Call, allowed bool) {
 	if call.Cost == 0 {
 		return
@@ -264,8 +273,9 @@ func (l *Limiter) tryCandidate(r *rule, k *store.Key, now algo.Instant, call *st
 	}
 }
 
-// conclusion turns the store's Answer into the caller's Decision, and counts it. each has the decisions of the single
-// limits, if the rule has several.
+// conclusion turns the store's Answer into the caller's Decision. each has the decisions of the single limits, if the
+// rule has several. conclusion also counts bans, peaks and samples, before a ticket is confirmed: they are counted even
+// if on_error answers in the end. Only the decision itself is counted by await if there is a ticket.
 func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 	r, d := op.rule, op.Decision
 	tightest := &r.Limits[got.Tightest]
@@ -289,11 +299,11 @@ func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 		}
 	}
 	r.stats.saw(got.Limit, left)
+	if !d.Allowed && r.shadow {
+		shadow(d, op.Cost) // sets d.Allowed
+	}
 	if !d.Allowed {
-		if r.shadow {
-			shadow(d, op.Cost)
-		}
-		d.RetryAfterEstimated = !d.Allowed && got.OnLoan > 0
+		d.RetryAfterEstimated = got.OnLoan > 0
 		if op.rememberable(got) {
 			d.RememberFor = rememberFor(d, op.Check)
 		}
@@ -301,17 +311,17 @@ func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 	if op.Kind != OpCheck {
 		d.LeaseID, d.ReservationID = ids(got)
 	}
-	if each != nil {
-		d.Limits = statusOf(r.Limits, each)
-	}
+	d.Limits = statusOf(r.Limits, each)
 	if got.Bans {
 		r.stats.bans.Add(1)
 	}
 	if op.Cost > 0 {
 		r.stats.countBanned(d)
+		// The sampler needs a number that grows by one from decision to decision. With a ticket, await counts the
+		// decision later, and the ticket serves as the number.
 		n := got.Ticket
 		if n == 0 {
-			n = r.stats.mine().count(d) // with a ticket, await counts it later
+			n = r.stats.mine().count(d)
 		}
 		if weight := l.sample.weight(n); weight > 0 {
 			l.sample.sampled(weight, r.Scope, op.Key, d, sampled)
@@ -320,9 +330,9 @@ func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 }
 
 // rememberable reports whether other nodes may remember that a check was refused. They may not if the check may pass
-// earlier or later than RetryAfter says: units of reservations may be given back, units on loan may be returned, and a
-// refusal that counts (count_denied) puts off the next pass. None of these moves the end of a ban. A check under a rule
-// with a candidate is not remembered either, because the candidate must see each check.
+// earlier or later than RetryAfter says: units of the key's pending reservations (got.Pending) may be given back, units
+// on loan may be returned, and a refusal that counts (count_denied) puts off the next pass. None of these moves the end
+// of a ban. A check under a rule with a candidate is not remembered either, because the candidate must see each check.
 func (op *Op) rememberable(got *store.Answer) bool {
 	return op.Kind == OpCheck && op.rule.candidate == nil &&
 		(got.Banned || !got.Pending && got.OnLoan == 0 && !op.rule.Limits.CountsDenied())
@@ -372,8 +382,10 @@ func warnUnits(millionths, lim int64) int64 {
 	return int64(units)
 }
 
-// failed turns an error of the store into the Outcome. It does nothing for a nil error.
-func (l *Limiter) failed(op *Op, err error) {
+// setError turns an error of the store into the Outcome, and does nothing for a nil error. on_error (fail) answers if
+// the store has no memory for the key. If it has no place for a reservation, on_error answers only for a part of an
+// atomic check, whose caller has not asked for a reservation; a caller of Reserve gets the error.
+func (l *Limiter) setError(op *Op, err error) {
 	switch {
 	case err == nil:
 	case errors.Is(err, store.ErrShut):
@@ -390,10 +402,11 @@ func (l *Limiter) failed(op *Op, err error) {
 }
 
 // resetAfter returns the time until a state is as new, in the callers' form. A log keeps an entry up to a tick longer
-// than its window (32 ns for a minute). Callers who saw 61 s would take it for a fault.
-func resetAfter(l *algo.Limit, d time.Duration) time.Duration {
-	if l.Algorithm == algo.SlidingLog {
-		return min(d, l.Window)
+// than its window (32 ns for a minute). Gateways round up to seconds, and callers who saw 61 s for a window of 60 s
+// would take it for a fault.
+func resetAfter(lim *algo.Limit, d time.Duration) time.Duration {
+	if lim.Algorithm == algo.SlidingLog {
+		return min(d, lim.Window)
 	}
 	return d
 }
@@ -405,13 +418,13 @@ func shadow(d *limit.Decision, cost int64) {
 
 // quotaWindow returns the time in which as many units as a Decision's Limit come back: the window, or, for a bucket
 // with a Capacity, the time in which it fills.
-func quotaWindow(l *algo.Limit) time.Duration {
-	if l.Capacity == 0 || l.Capacity == l.Limit || l.Limit <= 0 {
-		return l.Window
+func quotaWindow(lim *algo.Limit) time.Duration {
+	if lim.Capacity == 0 || lim.Capacity == lim.Limit || lim.Limit <= 0 {
+		return lim.Window
 	}
-	hi, lo := bits.Mul64(uint64(l.Capacity), uint64(l.Window))
+	hi, lo := bits.Mul64(uint64(lim.Capacity), uint64(lim.Window))
 	// A valid limit takes less than algo.MaxFill to fill, so the quotient fits.
-	q, r := bits.Div64(hi, lo, uint64(l.Limit))
+	q, r := bits.Div64(hi, lo, uint64(lim.Limit))
 	if r > 0 {
 		q++
 	}

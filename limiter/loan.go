@@ -189,7 +189,7 @@ func (l *Limiter) lend(op *Op, now *moment) {
 	lent, err := l.store.Lend(op.storeKey(), &r.Rule, now.Instant, call)
 	*a = limit.Lent{Granted: b.Totals.Granted, Spent: b.Known, Again: again}
 	if errors.Is(err, store.ErrShut) {
-		l.failed(op, err)
+		l.setError(op, err)
 	}
 	if err != nil {
 		return

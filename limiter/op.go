@@ -90,7 +90,8 @@ type Reply struct {
 }
 
 // Outcome says whether an operation was carried out. If NotHolder, ungranted or onLoan is set, or an Err of another
-// kind than Unavailable, nothing was charged. If Unreachable is set, the operation may have been charged.
+// kind than Unavailable, nothing was charged. If Unreachable is set, the operation may have been charged. route.go has
+// a table of who sets each field, and of what follows.
 type Outcome struct {
 	Err *limit.Error
 	// NotHolder is set if the receiver does not hold the partition. It is the receiver's route, which may name the
@@ -108,7 +109,7 @@ type Outcome struct {
 	Unreachable bool // no answer came, or the answer may not be used
 	parked      bool // with NotHolder: this node has waited (park), and the partition has a new route
 	shut        bool // with NotHolder: this node's store is shut for the partition
-	// This node holds the partition, and has no grant for a strict rule now.
+	// This node holds the partition, and has no grant for a strict rule now. Nothing was charged.
 	ungranted bool
 	onLoan    bool // units on loan must be recalled first
 }

@@ -50,7 +50,7 @@ func (l *Limiter) quota(op *Op, now *moment) {
 	}
 	lent, err := l.store.Lend(op.storeKey(), &r.Rule, now.Instant, call)
 	if err != nil {
-		l.failed(op, err)
+		l.setError(op, err)
 		return
 	}
 	l.loans.spent.Add(uint64(lent.Charged))

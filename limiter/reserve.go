@@ -229,7 +229,7 @@ func (l *Limiter) settle(op *Op, k store.Key, now *moment) {
 	got, err := l.store.Settle(k, &op.rule.Rule, now.Instant, how)
 	switch {
 	case err != nil:
-		l.failed(op, err)
+		l.setError(op, err)
 	case !got.Known:
 		op.Outcome.Err = storeError(store.ErrNotPending)
 	case got.OnLoan > 0:

@@ -14,20 +14,51 @@ import (
 //
 //	takeIn     gives it a place among the waiting operations, or turns it away (shed.go)
 //	wait       carries out the operations that have a place, until ctx ends, by forward
-//	forward    repeats the next four steps until no operation is left
-//	route      adds each operation to the group of its way, which is a holder, or a reason to wait
-//	ask        has one group decided: by this node (askHere), or by another node (askPeer). If no node decides, it
-//	           waits for a new route (park)
+//	forward    repeats the next four steps, once a round, until no operation is left
+//	route      adds each operation to the group of its way, or to those that wait for tickets
+//	ask        has one group decided by this node (askHere) or by another one (askPeer). If no node decides, it waits
+//	           for a new route (park)
 //	await      waits until the backup or the disk has confirmed a decision of this node that has a ticket
 //	again      says whether the operation must be asked about once more, and after which pause
+//	undecided  answers an operation that no node has decided
 //
-// A node that is asked and is not the holder charges nothing, and answers NotHolder with a hint: the route that it
-// knows. The node that the caller has asked then follows the hint, or its own route again. A receiver forwards an
+// Words:
+//
+//	route      where a partition's operations are decided, as far as one node knows (ownership.Route). Its standing says
+//	           what this node does: Owned: it decides; Elsewhere: another node does; Unclaimed or Frozen: it waits,
+//	           because there is no holder, or the partition is being handed over
+//	way        the standing and the node of a route, without its term
+//	hint       the route in another node's answer NotHolder
+//	Handed     of a route to the ring's owner (ownership): the route to the node that was last heard of as the holder.
+//	           An operation of a peer takes it, because the ring's owner may have sent the operation here
+//	MaxHops    3, the nodes that an operation passes: the caller's node, a receiver, the holder
+//
+// The states of an operation, by the fields of its Outcome:
+//
+//	             set by                       means                                     charged    afterwards
+//	ticket       decide (decide.go)           the answer needs a confirmation first     yes        await clears it
+//	NotHolder    sendBack, Peers, and with    the node that was asked is not the        no         again
+//	             shut and parked              holder; the hint may have no node
+//	shut         setError (decide.go)         NotHolder: this node's store was shut     no         again, at once
+//	parked       park                         NotHolder: there is a new route           no         again, at once
+//	ungranted    setError                     this node has no grant now                no         again, for grantMost
+//	onLoan       decide                       units on loan are recalled first          no         awaitRecalls clears
+//	Unreachable  ask, await, Peers, end       no usable answer came in time             perhaps    undecided
+//	Err          any step                     the answer is an error                    perhaps *  none
+//	none of these                             the operation is decided                  yes        none
+//
+// * With an Err of kind Unavailable the operation may be charged, with another one it is not. forget clears all fields
+// before an operation is asked about again. again does not test onLoan, because awaitRecalls (loan.go) has it decided
+// again until it is clear.
+//
+// A node that is asked and is not the holder charges nothing, and answers NotHolder with the route that it knows as the
+// hint. The node that the caller has asked then follows the hint, or its own route again. A receiver forwards an
 // operation of a peer once (MaxHops). If the next node is not the holder either, the answer to the peer is NotHolder.
 //
-// The node that the caller has asked answers by on_error (unreachable) when the caller's time is over, when no answer
-// came, or when the answer's lease has ended. It does not send the operation again, because the holder may have charged
-// it. A receiver to which no node has answered does not use on_error: its answer is Unreachable or NotHolder.
+// The node that the caller has asked answers by on_error (undecided) when the caller's time is over, when no answer
+// came, when the holder had no grant for grantMost, or when the answer's lease has ended. It does not send the
+// operation again, because the holder may have charged it. A receiver to which no node has answered does not use
+// on_error: its answer is Unreachable or NotHolder.
 //
 // Other files must keep: an operation whose Outcome is NotHolder, ungranted or onLoan has charged nothing, so that it
 // can be asked about again.
@@ -40,12 +71,14 @@ const retryPause = 5 * time.Millisecond
 // route changes in an instant.
 const shutPause = 200 * time.Microsecond
 
-// grantMost bounds the sum of the pauses in which an operation under a strict rule waits for a grant. A node that has
-// just received a partition gets a grant within one or two round trips to the voters, and may need a new backup first.
-// A node that is cut off from the voters gets none, so its callers are answered soon.
+// grantMost bounds the pauses of a call before its operations without a grant are given up. The sum has the pauses of
+// all rounds, whichever operation they were for. A node that has just received a partition gets a grant within one or
+// two round trips to the voters, and may need a new backup first. A node that is cut off from the voters gets none, so
+// its callers are answered soon.
 const grantMost = 200 * time.Millisecond
 
-// wait carries out operations that have a place and that this node could not answer at once. It ends with ctx.
+// wait carries out operations that have a place and that this node could not answer at once. It ends with ctx. forward
+// overwrites in.ops; done does not read it.
 func (l *Limiter) wait(ctx context.Context, in *admitted) {
 	defer l.load.done(in) // also after a panic
 	room := make([]away, len(in.ops))
@@ -67,7 +100,7 @@ func (l *Limiter) deadline(ctx context.Context) time.Time {
 	return now.Add(left)
 }
 
-// forward has operations decided by their holders, and waits for tickets. It asks different holders side by side.
+// forward has operations decided by their holders, and waits for tickets. It overwrites ops.
 func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 	for waited := time.Duration(0); len(ops) > 0; {
 		to := asks{most: len(ops)}
@@ -81,7 +114,8 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 				rest, pause = append(rest, op), max(pause, after)
 			}
 		}
-		if ops = rest; len(ops) > 0 && pause > 0 {
+		ops = rest
+		if len(ops) > 0 && pause > 0 {
 			waited += pause
 			select {
 			case <-time.After(pause):
@@ -93,7 +127,8 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 
 // route adds an operation to the group of its way. The way is that of a hint, which is used once, or else that of this
 // node's own route. away.followed is the highest term that was followed: again ignores a hint whose term is not above
-// it, because that hint leads to a node that was asked before.
+// it, because that hint leads to a node that was asked before. A hint may name this node itself, if the other node's
+// view is old. Peers then answers NotHolder at once, and the next round takes this node's own route.
 func (l *Limiter) route(to *asks, op *Op) {
 	if op.Outcome.ticket != 0 {
 		to.waiting = append(to.waiting, op)
@@ -101,8 +136,10 @@ func (l *Limiter) route(to *asks, op *Op) {
 	}
 	op.forget()
 	r, standing := op.away.hint, ownership.Elsewhere
-	if op.away.hint = nil; r == nil {
-		if r = l.cfg.Ownership.Route(int(op.partition)); op.Hops > 0 {
+	op.away.hint = nil
+	if r == nil {
+		r = l.cfg.Ownership.Route(int(op.partition))
+		if op.Hops > 0 {
 			r = r.Handed()
 		}
 		standing = r.Standing
@@ -110,16 +147,17 @@ func (l *Limiter) route(to *asks, op *Op) {
 	if op.away.followed.Less(r.Term) {
 		op.away.followed = r.Term
 	}
-	if !op.returned(r) {
+	if !op.sendBack(r) {
 		to.add(way{standing, r.Node}, op)
 	}
 }
 
-// returned answers an operation of a peer by NotHolder if this node may not forward it by a route, and reports whether
-// it did. It may not forward a report of a loan at all.
-func (op *Op) returned(r *ownership.Route) bool {
-	last := op.Hops >= MaxHops-1 || r.Node.Name == ""
-	if op.Hops == 0 || op.Kind != OpBorrow && !(last && r.Standing == ownership.Elsewhere) {
+// sendBack answers an operation of a peer by NotHolder, with r as the hint, if this node may not forward it by r. It
+// reports whether it did. This node forwards no report of a loan. It forwards another operation only if r names a node
+// and MaxHops allows that.
+func (op *Op) sendBack(r *ownership.Route) bool {
+	allowed := r.Standing != ownership.Elsewhere || op.Hops < MaxHops-1 && r.Node.Name != ""
+	if op.Hops == 0 || op.Kind != OpBorrow && allowed {
 		return false
 	}
 	op.Outcome.NotHolder = r
@@ -128,14 +166,16 @@ func (op *Op) returned(r *ownership.Route) bool {
 
 // again reports whether an operation must be asked about once more, and after which pause. That charges nothing twice,
 // because nothing was charged before. waited is the sum of all pauses so far. If again returns false, the operation has
-// its Outcome: that of the node that decided it, or that of on_error.
+// its Outcome: that of the node that decided it, or that of giveUp.
 func (l *Limiter) again(ctx context.Context, op *Op, waited time.Duration) (pause time.Duration, ok bool) {
 	out := &op.Outcome
 	hint := out.NotHolder
 	switch {
-	case hint == nil && !out.ungranted && !out.Unreachable:
+	case hint == nil && !out.ungranted && !out.Unreachable: // decided, or an error
 		return 0, false
 	case ctx.Err() != nil || out.Unreachable:
+		l.giveUp(op)
+		return 0, false
 	case out.parked:
 		return 0, true
 	case out.shut:
@@ -147,13 +187,20 @@ func (l *Limiter) again(ctx context.Context, op *Op, waited time.Duration) (paus
 			op.away.hint = hint
 		}
 		return retryPause, true
+	default: // no grant for grantMost, or NotHolder for an operation of a peer
+		l.giveUp(op)
+		return 0, false
 	}
+}
+
+// giveUp ends an operation that is not asked about again. That of a caller is answered by undecided. That of a peer is
+// NotHolder if it has a hint, and otherwise Unreachable: the node that the caller has asked answers by on_error.
+func (l *Limiter) giveUp(op *Op) {
 	if op.Hops == 0 {
-		l.unreachable(op)
-	} else if hint == nil { // the node that the caller has asked answers by on_error
-		*out = Outcome{Unreachable: true}
+		l.undecided(op)
+	} else if op.Outcome.NotHolder == nil {
+		op.Outcome = Outcome{Unreachable: true}
 	}
-	return 0, false
 }
 
 // asks has operations grouped by their ways, in the order in which they came.
@@ -163,14 +210,13 @@ type asks struct {
 	most    int   // capacity of a new group
 }
 
-// group has the operations of one way. They go to one process in one message, under whatever terms it holds their
-// partitions.
+// group has the operations of one way. They go to one node in one message, whatever terms their routes have.
 type group struct {
 	way way
 	ops []*Op
 }
 
-// way is a Route without its term, which differs among the partitions of one holder.
+// way is a route without its term, which differs among the partitions of one holder.
 type way struct {
 	standing ownership.Standing
 	node     ownership.Node
@@ -186,13 +232,14 @@ func (a *asks) add(w way, op *Op) {
 	a.groups = append(a.groups, group{w, append(make([]*Op, 0, a.most), op)})
 }
 
-// askAll has the groups decided, and waits for the operations with tickets, all side by side.
+// askAll has the groups decided, all side by side. Meanwhile it waits for the operations with tickets, one after the
+// other.
 func (l *Limiter) askAll(ctx context.Context, to *asks) {
 	var side panics.Group
 	for i := range to.groups {
 		g := &to.groups[i]
 		if i == len(to.groups)-1 && len(to.waiting) == 0 {
-			l.ask(ctx, g.way, g.ops)
+			l.ask(ctx, g.way, g.ops) // this goroutine has nothing else to do
 			break
 		}
 		side.Go(func() { l.ask(ctx, g.way, g.ops) })
@@ -203,7 +250,9 @@ func (l *Limiter) askAll(ctx context.Context, to *asks) {
 	side.Wait()
 }
 
-// await waits until the backup or the disk has confirmed the operation's ticket, so that its answer may be given.
+// await waits until the backup or the disk has confirmed the operation's ticket, so that its answer may be given. If
+// neither confirms it in time, the operation is charged, but the charge may be lost. Then it is Unreachable, as if no
+// answer had come, unless it was refused by a new ban (Op.stands).
 func (l *Limiter) await(ctx context.Context, op *Op) {
 	out, stands := &op.Outcome, op.stands()
 	degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, int(op.partition), out.ticket, op.rule.Strict)
@@ -214,7 +263,7 @@ func (l *Limiter) await(ctx context.Context, op *Op) {
 			op.Loan.Lent = op.Loan.without
 		}
 	case !ok && !stands:
-		*out = Outcome{Unreachable: true} // it is charged, but the charge may be lost: as if no answer had come
+		*out = Outcome{Unreachable: true}
 	case op.Kind == OpQuota && degraded:
 		op.Loan.Quota.Granted, op.Loan.Quota.Rate = 0, 0 // the backup does not know of the grant
 	case op.asks():
@@ -247,26 +296,28 @@ func (l *Limiter) awaitHolder(ctx context.Context, partition int, r *ownership.R
 	return l.cfg.Ownership.Await(ctx, partition, r)
 }
 
-// decides reports whether a node decides for a partition that has this route.
-func decides(r *ownership.Route) bool {
+// hasDecider reports whether a node decides for a partition that has this route.
+func hasDecider(r *ownership.Route) bool {
 	return r.Standing == ownership.Owned || r.Standing == ownership.Elsewhere
 }
 
 // park waits until a node decides for the operations' partitions. Then it marks them as parked, so that again has them
-// asked about at once.
+// asked about at once. If a hand-over lasts longer than frozenMost, park itself asks the receiver of the partition.
 func (l *Limiter) park(ctx context.Context, ops []*Op) {
 	var side panics.Group // partitions may get holders at different times
 	for _, op := range ops {
 		side.Go(func() {
 			r := l.cfg.Ownership.Route(int(op.partition))
 			switch {
-			case decides(r) || *l.awaitHolder(ctx, int(op.partition), r) != *r:
+			case hasDecider(r) || *l.awaitHolder(ctx, int(op.partition), r) != *r:
 				op.Outcome.NotHolder, op.Outcome.parked = &ownership.Route{}, true
 			case ctx.Err() != nil:
 				op.Outcome.Unreachable = true
-			case !op.returned(&ownership.Route{Standing: ownership.Elsewhere, Node: r.Node, Term: r.Term}):
-				// The route has not changed within frozenMost: ask the receiver of the hand-over.
-				l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op})
+			default: // the partition is still being handed over
+				to := ownership.Route{Standing: ownership.Elsewhere, Node: r.Node, Term: r.Term}
+				if !op.sendBack(&to) {
+					l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op})
+				}
 			}
 		})
 	}
@@ -291,9 +342,9 @@ func (l *Limiter) ask(ctx context.Context, w way, ops []*Op) {
 
 // askHere decides operations by this node's own store, after they have waited.
 func (l *Limiter) askHere(ctx context.Context, ops []*Op) {
-	if l.expired(ctx, len(ops)) != nil {
+	if err := l.expired(ctx, len(ops)); err != nil {
 		for _, op := range ops {
-			op.Outcome.Unreachable = true // the caller's time is over
+			op.Outcome.Unreachable = true
 		}
 		return
 	}
@@ -329,9 +380,10 @@ func (l *Limiter) askPeer(ctx context.Context, node ownership.Node, ops []*Op) {
 	}
 }
 
-// unreachable answers an operation that no node has decided in time: by on_error if it asks for units, or else by an
-// error.
-func (l *Limiter) unreachable(op *Op) {
+// undecided answers an operation that no node has decided in time, or whose answer may not be used: by on_error if it
+// asks for units, or else by an error. The error says that the call may have been carried out, also where that is
+// certainly not so (NotHolder, ungranted).
+func (l *Limiter) undecided(op *Op) {
 	op.forget()
 	l.replan(op)
 	op.Outcome.Err = suits(op)

@@ -103,7 +103,7 @@ func (l *Limiter) turnAway(op *Op) {
 		return
 	}
 	done := op.Outcome.ticket != 0
-	l.unreachable(op)
+	l.undecided(op)
 	if !op.asks() && op.Outcome.Err != nil && op.Outcome.Err.Kind == limit.Unavailable && !done {
 		op.Outcome.Err = unavailable("this node has more to do than it takes in; nothing was done")
 	}
