@@ -198,53 +198,6 @@ func TestLeasesAgainstOracle(t *testing.T) {
 	}
 }
 
-// TestManyLeases grows a table beyond a chunk, releases from the middle and moves what is left.
-func TestManyLeases(t *testing.T) {
-	const n = 4*chunkLen + 1
-	ls, a := Limits{{Algorithm: Concurrency, Limit: MaxLimit, Window: time.Hour}}, NewArena(nil)
-	s := make(State, ls.Words())
-	ls.Init(s, Instant{})
-	var ids []uint64
-	acquire := func(at int) {
-		d, err := ls.Decide(a, s, Instant{Mono: int64(at)}, Request{Cost: 1, Nonce: uint64(at) * 0x9e3779b97f4a7c15},
-			nil)
-		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
-		ids = append(ids, d.Lease)
-	}
-	for i := range n {
-		acquire(i)
-	}
-	kept := ids[:0]
-	for i, id := range ids {
-		if i == 9 || i == n-1 {
-			kept = append(kept, id)
-		} else if !ls.Release(a, s, Instant{Mono: n}, id) {
-			t.Fatalf("lease %d could not be released", i)
-		}
-	}
-	ids = kept
-	data := ls.Append(nil, a, s, Instant{Mono: n})
-	expect.True(t, len(data) <= 20*len(ids), "%d bytes for %d leases", len(data), len(ids))
-	ls.Free(a, s)
-	must.Value(ls.Restore(a, s, Instant{Mono: n}, data))(t)
-	// The chunks that are missing now are found again.
-	for i := range n {
-		acquire(n + i)
-	}
-	slots := map[uint64]bool{}
-	for _, id := range ids {
-		must.True(t, !slots[id&slotMask], "a slot was given twice")
-		slots[id&slotMask] = true
-	}
-	expect.Equal(t, ls.Used(a, s, Instant{}, 0), int64(len(ids)), "in use, want %d", len(ids))
-	for _, id := range ids {
-		_, ok := ls.Renew(a, s, Instant{}, id, time.Minute)
-		must.True(t, ok, "a lease is gone")
-	}
-	expect.True(t, ls.Idle(a, s, Instant{Mono: 2*n + int64(time.Minute)}) && liveBlocks(a) == 0,
-		"leases outlive their time")
-}
-
 // TestMostLeases: a state with as many leases as it can hold refuses another one until one is released.
 func TestMostLeases(t *testing.T) {
 	ls, a := Limits{{Algorithm: Concurrency, Limit: MaxLimit, Window: time.Hour}}, NewArena(&testBudget{1 << 26})
