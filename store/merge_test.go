@@ -278,41 +278,6 @@ func TestMergeOfReservations(t *testing.T) {
 	}
 }
 
-// TestMergeFollowers: what a merge has changed reaches the followers.
-func TestMergeFollowers(t *testing.T) {
-	for n := range 4 {
-		claimed, told := n%2 == 1, n >= 2
-		s := newSplit(t, 3, rule("p", log(100, minute)))
-		s.admit(0, s.rules[0], "0")
-		s.admit(0, s.rules[0], "gone")
-		s.fork(0, 1)
-		winner, loser := 0, 1
-		if claimed {
-			winner, loser = 1, 0
-		}
-		l := newLink(s.parties[winner].store, s.parties[2].store, ownership.Backup)
-		l.offset = 0
-		l.sync(t, s.now, true)
-		for i := range 2 {
-			s.admit(i, s.rules[0], fmt.Sprint(i))
-			decide(t, s.parties[i].store, s.rules[0], fmt.Sprint(i), at(s.now), withID(1, fmt.Sprint(i)))
-			decide(t, s.parties[i].store, s.rules[0], fmt.Sprint(i), at(s.now), reserveFor(uint64(i+1), 1, minute))
-		}
-		must.NoError(t, s.parties[0].store.Reset(s.parties[0].store.key("p", "gone"), "p"))
-		if told {
-			l.sync(t, s.now, false)
-		}
-		s.merge(loser, winner)
-		l.sync(t, s.now, false)
-		want, got := contents(s.parties[winner].store, at(s.now)), contents(s.parties[2].store, at(s.now))
-		expect.True(t, slices.Equal(got, want),
-			"claimed %v, told before %v: the copy has\n%q\nwant\n%q", claimed, told, got, want)
-		for _, p := range s.parties {
-			accounted(t, p.store)
-		}
-	}
-}
-
 // TestMergeForgetsStrictIDs: the side without a grant has charged two ids that it never answers, and the join holds one
 // of these charges. A repetition of one is not answered as admitted without a charge. What both sides know, and what is
 // not strict, is answered as before.
@@ -525,70 +490,5 @@ func TestMergeColdStrict(t *testing.T) {
 			d := must.Value(p.Decide(p.key("p", key), r, at(s.now), cost(0), nil))(t)
 			expect.True(t, d.Remaining == 0, "copies in the order %v: %q has %d left", order, key, d.Remaining)
 		}
-	}
-}
-
-// TestMergeOfLosses: of two losses for strict rules the later one counts, and that of either side what its own holder
-// had lost.
-func TestMergeOfLosses(t *testing.T) {
-	strict, closed := rule("strict", log(100, minute)), rule("closed", log(100, minute))
-	strict.Strict, closed.ColdClosed = true, true
-	for _, earlier := range []int{0, 1} {
-		s := newSplit(t, 2, strict, closed)
-		s.admit(0, closed, "known")
-		s.fork(0, 1)
-		s.parties[0].store.Cold(0, at(0))
-		s.parties[earlier].store.ColdStrict(0, at(0))
-		s.parties[1-earlier].store.ColdStrict(0, at(30*time.Second))
-		s.admit(1, closed, "other")
-		s.now = 40 * time.Second
-		s.merge(0, 1)
-		p := s.parties[1].store
-		grant(p)
-		for _, step := range []struct {
-			now  time.Duration
-			rule *Rule
-			want int64
-		}{
-			{40 * time.Second, closed, 100}, {61 * time.Second, strict, 0}, {91 * time.Second, strict, 100},
-		} {
-			if d := decide(t, p, step.rule, "new", at(step.now), cost(0)); d.Remaining != step.want {
-				t.Errorf("the earlier one on side %d, %s at %v: %d are left, want %d", earlier, step.rule.Scope,
-					step.now, d.Remaining, step.want)
-			}
-		}
-	}
-}
-
-// TestMergeOfWhatIsOwed: of what the lost holders of both sides may have admitted the larger number is owed.
-func TestMergeOfWhatIsOwed(t *testing.T) {
-	r := rule("p", log(100, minute)).strict()
-	for n := range 6 {
-		from, without := n%2, n/2 // by both, or by one
-		s := newSplit(t, 2, r)
-		grant(s.parties[0].store)
-		s.admit(0, r, "k")
-		s.fork(0, 1)
-		var owed int64
-		for i, o := range []owing{{units: 11}, {units: 22}} {
-			if i+1 == without {
-				continue
-			}
-			owed = max(owed, o.units)
-			change(t, s.parties[i].store, r, "k", func(part *partition, rec record) {
-				o.hash = rec.hash()
-				rec.set(owedFlag)
-				part.extras.owed = map[stateID]owing{{"p", "k"}: o}
-			})
-		}
-		s.merge(from, 1-from)
-		grant(s.parties[1-from].store)
-		p := s.parties[1-from].store
-		change(t, p, r, "k", func(_ *partition, rec record) {
-			expect.True(t, rec.has(owedFlag), "the record is not marked")
-		})
-		p.TakeOverStrict(0, at(s.now))
-		d := decide(t, p, r, "k", at(s.now), cost(0))
-		expect.Equal(t, d.Remaining, 100-1-owed, "are left of 100 after 1, and %d that are owed", owed)
 	}
 }
