@@ -69,50 +69,6 @@ func TestAlwaysEndsRememberedRefusals(t *testing.T) {
 	})
 }
 
-// TestAlwaysRequestIDs: a charge and a refund under an id are made once, and their repetition gets the same verdict.
-func TestAlwaysRequestIDs(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		target := onPolicy("fixed_window", c.owned("fixed_window", 1, 0))
-		ask := func(cost int64, id string) limit.Decision {
-			q := always(target, cost)
-			q.RequestID = id
-			return c.nodes[0].check(t, q)
-		}
-		for range 2 {
-			d := ask(90, "a")
-			expect.True(t, d.Allowed && d.Granted == 90 && d.Remaining == 10 && d.RetryAfter == 0, "%+v", d)
-		}
-		for range 2 {
-			d := ask(20, "b")
-			expect.True(t, !d.Allowed && d.Granted == 20 && d.Remaining == 0 && d.RetryAfter > 0, "%+v", d)
-		}
-		for range 2 {
-			d := ask(-15, "c")
-			expect.True(t, d.Allowed && d.Granted == -15 && d.Remaining == 5, "%+v", d)
-		}
-		d := ask(90, "a")
-		expect.True(t, d.Allowed && d.Granted == 90 && d.Remaining == 5, "%+v", d)
-		q := always(target, 21)
-		q.RequestID = "b"
-		c.nodes[0].checkError(t, q, limit.Invalid, "request_id")
-	})
-}
-
-func TestAlwaysDebt(t *testing.T) {
-	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
-		l := algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Minute, CarryDebt: true, MaxDebt: 15}
-		target := limit.Target{Limit: &l, Key: "k"}
-		d := c.nodes[0].check(t, always(target, 1000))
-		expect.True(t, !d.Allowed && d.Granted == 25 && d.RetryAfter == algo.Never, "%+v", d)
-		c.advance(time.Minute) // 15 of 10
-		d = c.nodes[1].check(t, always(target, 0))
-		expect.True(t, !d.Allowed && d.ResetAfter == 2*time.Minute, "%+v", d)
-		c.advance(time.Minute) // 5 of 10
-		d = c.nodes[1].check(t, always(target, 0))
-		expect.True(t, d.Allowed && d.Remaining == 5, "%+v", d)
-	})
-}
-
 func TestAlwaysBadInput(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		n, target := c.nodes[0], onPolicy("fixed_window", "k")
