@@ -233,15 +233,6 @@ func freeSeeds(t *testing.T, n int) (ports []int, seeds []string) {
 
 func local(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 
-func TestOneNode(t *testing.T) {
-	n := startNode(t, config("a"))
-	v := n.View() // at once
-	expect.True(t, len(v.Members) == 1 && v.Owner(0) == v.Self && !v.Alone, "view of a node without seeds: %+v", v)
-	ready, detail := n.Ready()
-	expect.True(t, ready && detail == "", "ready %v, %q", ready, detail)
-	noFatal(t, n)
-}
-
 func TestThreeNodes(t *testing.T) {
 	a := startNode(t, config("a"))
 	b := startNode(t, config("b", a.gossip()))
@@ -441,41 +432,6 @@ func TestRestartInPlace(t *testing.T) {
 		t.Errorf("the process that counts for b is %+v, not itself", again.View().Member("b"))
 	}
 	noFatal(t, a, again)
-}
-
-func TestRestartInPlaceSeenByOthers(t *testing.T) {
-	a := startNode(t, config("a"))
-	c := startNode(t, config("c", a.gossip()))
-	b := startNode(t, config("b", a.gossip()))
-	agree(t, a, b, c)
-	for range 3 {
-		cfg := config("b", a.gossip())
-		cfg.GossipPort = int(netip.MustParseAddrPort(b.gossip()).Port())
-		b.crash()
-		b = startNode(t, cfg)
-		boot := b.View().Self.Boot
-		for _, n := range []testNode{a, c} {
-			testkit.Eventually(t, "the new b is active everywhere", func() bool {
-				m := n.View().Member("b")
-				return m != nil && m.Boot == boot && m.State == Active
-			})
-		}
-		noFatal(t, a, b, c)
-	}
-	agree(t, a, b, c)
-}
-
-// A process that comes back at another address waits until its predecessor is found dead.
-func TestRestartElsewhere(t *testing.T) {
-	a := startNode(t, config("a"))
-	b := startNode(t, config("b", a.gossip()))
-	agree(t, a, b)
-	b.crash()
-	b = startNode(t, config("b", a.gossip()))
-	boot := b.View().Self.Boot
-	agree(t, a, b)
-	testkit.Eventually(t, "a knows the new b", func() bool { return a.View().Member("b").Boot == boot })
-	noFatal(t, a, b)
 }
 
 func TestNameInUse(t *testing.T) {

@@ -34,49 +34,6 @@ func caughtUp(t *testing.T, partitions int) *alone {
 	return l
 }
 
-// TestOneBlock: a flush sends the changes of all partitions in one block, and one answer confirms them all.
-func TestOneBlock(t *testing.T) {
-	const partitions = 8
-	l := caughtUp(t, partitions)
-	for p := range partitions {
-		l.data.admit(p, 1)
-	}
-	l.wait(50 * time.Millisecond)
-	blocks := said[*Block](l, peerX)
-	if len(blocks) != 1 || len(blocks[0].Entries) != partitions {
-		t.Fatalf("%d blocks, the first of %d entries", len(blocks), len(blocks[0].Entries))
-	}
-	l.get(peerX, &BlockAck{Log: blocks[0].Log, Position: blocks[0].Position})
-	expect.Equal(t, len(l.confirmed), partitions, "one answer confirms %+v", l.confirmed)
-	for p := range partitions {
-		l.data.admit(p, 2)
-		l.core.Urgent(l.time(), p)
-	}
-	l.take()
-	if blocks := said[*Block](l, peerX); len(blocks) != 1 || len(blocks[0].Entries) != partitions {
-		t.Errorf("%d blocks carry what is urgent", len(blocks))
-	}
-}
-
-// TestResend: what is not answered is sent again, the same and all of it, until a later answer confirms everything.
-func TestResend(t *testing.T) {
-	l := caughtUp(t, 2)
-	for p := range 2 {
-		l.data.admit(p, 1)
-		l.core.Urgent(l.time(), p)
-		l.take()
-	}
-	first := said[*Block](l, peerX)
-	must.True(t, len(first) == 2 && first[1].Position == first[0].Position+1, "%d blocks", len(first))
-	l.wait(120 * time.Millisecond)
-	again := said[*Block](l, peerX)
-	expect.True(t, slices.Equal(first, again), "sent %v, and again %v", first, again)
-	l.get(peerX, &BlockAck{Log: first[1].Log, Position: first[1].Position})
-	expect.Equal(t, len(l.confirmed), 2, "the last answer confirms %+v", l.confirmed)
-	l.wait(time.Second)
-	expect.True(t, len(said[*Block](l, peerX)) == 0, "sent again after the answer")
-}
-
 // TestWindow: so much is in flight, and no more until it is answered; but for what is urgent, nothing is added to a
 // full log.
 func TestWindow(t *testing.T) {
