@@ -324,22 +324,6 @@ func TestPending(t *testing.T) {
 	expect.True(t, b.Pending("none", 1, now) == nil, "somebody waits for a key without a loan")
 }
 
-// TestLoanLongOver: a loan that is over for so long that its owner has charged it is not reported again: the key's next
-// loan has another number.
-func TestLoanLongOver(t *testing.T) {
-	b, number := lent(t, 10)
-	ends := b.byNumber[number].ends
-	for now := ends; now < ends+int64(2*algo.LoanTerm); now += int64(100 * time.Millisecond) {
-		b.Missed("k", 1, at(now), nil) // the key stays in use
-		for _, r := range due(b, now) {
-			over := now >= ends+int64(algo.LoanTerm)
-			must.True(t, (r.Number != number) == over && (!over || r.Totals == (algo.Totals{})),
-				"%v after the end: %+v of loan %d", time.Duration(now-ends), r, number)
-		}
-	}
-	expect.Equal(t, b.byNumber[number], nil, "the loan is kept")
-}
-
 // What is taken after the deadline is not admitted, and not spent twice.
 func TestDeadline(t *testing.T) {
 	b := newBook(func() {})
@@ -388,22 +372,6 @@ func TestSample(t *testing.T) {
 			t.Errorf("%d a second: a key with a third of it is not found: %d are", rate, b.Loans())
 		}
 	}
-}
-
-func BenchmarkTake(b *testing.B) {
-	book := newBook(func() {})
-	miss(book, 1, "k")
-	book.Answered(1, 2, []Answer[int]{{Number: due(book, 1)[0].Number,
-		Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour}}})
-	now := func() int64 { return 5 }
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			if _, _, ok := book.Take("k", 1, now); !ok {
-				panic("not taken")
-			}
-		}
-	})
 }
 
 // lent returns a book with a loan that has granted so much, and its number.
