@@ -222,17 +222,3 @@ func TestMostLeases(t *testing.T) {
 	ls.Free(a, s)
 	expect.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
 }
-
-func TestUnlimitedLeases(t *testing.T) {
-	ls := Limits{{Algorithm: Concurrency, Limit: Unlimited, Window: time.Minute}}
-	a, s := NewArena(nil), make(State, ls.Words())
-	ls.Init(s, Instant{})
-	d, err := ls.Decide(a, s, Instant{}, Request{Cost: 5}, nil)
-	must.True(t, err == nil && d.Allowed && d.Lease != 0, "%v %v", d, err)
-	ttl, ok := ls.Renew(a, s, Instant{}, d.Lease, 0)
-	expect.True(t, ttl == time.Minute && ok, "not renewed")
-	expect.True(t, ls.Release(a, s, Instant{}, d.Lease), "not released")
-	log := Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Minute}}
-	_, ok = log.Renew(a, make(State, log.Words()), Instant{}, 1, 0)
-	expect.True(t, !ok && !log.Release(a, make(State, log.Words()), Instant{}, 1), "a log has no leases")
-}

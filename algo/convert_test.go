@@ -13,6 +13,23 @@ const (
 	sec = time.Second
 )
 
+// TestSlidingWindowNarrows lowers a limit across the size at which two counts share a word.
+func TestSlidingWindowNarrows(t *testing.T) {
+	from := Limits{{Algorithm: SlidingWindow, Limit: MaxLimit, Window: time.Minute}}
+	to := Limits{{Algorithm: SlidingWindow, Limit: 5, Window: time.Minute}}
+	a, s, u := NewArena(nil), make(State, from.Words()), make(State, to.Words())
+	from.Init(s, Instant{})
+	for i := range 3 {
+		d := must.Value(from.Decide(a, s, Instant{Mono: int64(i) * int64(6*sec)}, Request{Cost: 1 << 40}, nil))(t)
+		must.True(t, d.Allowed, "%v", d)
+	}
+	must.NoError(t, from.Convert(a, s, Instant{}, to, u))
+	d, err := to.Decide(a, u, Instant{}, Request{Cost: 1}, nil)
+	if want := 66 * time.Second; err != nil || d.Allowed || d.RetryAfter != want || d.ResetAfter != want {
+		t.Errorf("%+v, %v; want a refusal for %v", d, err, want)
+	}
+}
+
 // TestConvertHeirs is who takes over from whom.
 func TestConvertHeirs(t *testing.T) {
 	log := func(n int64, w time.Duration) Limit { return Limit{Algorithm: SlidingLog, Limit: n, Window: w} }

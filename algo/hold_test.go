@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
 
@@ -446,5 +447,41 @@ func TestReadHolds(t *testing.T) {
 			hs = hs.Remove(i)
 		}
 		ls.Free(a, s)
+	}
+}
+
+// TestWindowOfAReservation: a fixed window that a reservation opened stays where it began, and gives back what it
+// counts of the reservation. One that has ended gives nothing back, also where its debt is carried over.
+func TestWindowOfAReservation(t *testing.T) {
+	for _, carry := range []bool{false, true} {
+		ls := Limits{{Algorithm: FixedWindow, Limit: 10, Window: time.Second, CarryDebt: carry}}
+		a, s, hs := NewArena(nil), make(State, ls.Words()), Holds(nil)
+		at := func(d time.Duration) Instant { return Instant{Mono: 1e12 + int64(d)} }
+		charge := func(d time.Duration, n int64, hold bool) {
+			t.Helper()
+			must.NoError(t, ls.Charge(a, s, at(d), n))
+			if hold {
+				hs = append(hs, ls.NewHold(s))
+			}
+		}
+		want := func(d time.Duration, back, used int64, reset time.Duration) {
+			t.Helper()
+			n := ls.GiveBack(a, s, at(d), hs, 0, 4)
+			hs = hs.Remove(0)
+			got, err := ls.Decide(a, s, at(d), Request{}, nil)
+			expect.True(t, n == back && err == nil && 10-got.Remaining == used && got.ResetAfter == reset,
+				"carry %v, after %v: %d were given back, want %d; %+v, %v", carry, d, n, back, got, err)
+		}
+		ls.Init(s, at(0))
+		charge(0, 4, true)
+		charge(300*time.Millisecond, 3, false)
+		want(400*time.Millisecond, 4, 3, 600*time.Millisecond)
+		charge(500*time.Millisecond, 12, true)
+		charge(1100*time.Millisecond, 1, false)
+		if carry { // 5 of 15, and 1
+			want(1200*time.Millisecond, 0, 6, 800*time.Millisecond)
+		} else {
+			want(1200*time.Millisecond, 0, 1, 900*time.Millisecond)
+		}
 	}
 }

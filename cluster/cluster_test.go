@@ -677,19 +677,6 @@ func TestSilentSeeds(t *testing.T) {
 	noFatal(t, a, b)
 }
 
-// TestSeedsWithoutAddress: a node whose seeds' names do not resolve has asked nobody, and so does not go on alone.
-func TestSeedsWithoutAddress(t *testing.T) {
-	a := startNode(t, config("a", "no-such-host.invalid:7946"), func(c *Config) { c.SeedTimeout = time.Millisecond })
-	testkit.Eventually(t, "the node says that it has nobody to ask", func() bool {
-		ready, detail := a.Ready()
-		return !ready && strings.Contains(detail, "none of their names stands for an address")
-	})
-	// One that comes by is heard all the same.
-	b := startNode(t, config("b", a.gossip()))
-	agree(t, a, b)
-	noFatal(t, a, b)
-}
-
 // Two processes whose metadata differ only by garbage must not take each other down.
 func TestForeignGossip(t *testing.T) {
 	a := startNode(t, config("a"))

@@ -16,39 +16,6 @@ func always(target limit.Target, cost int64) limit.Check {
 	return limit.Check{Target: target, Cost: cost, Always: true}
 }
 
-// TestAlways charges beyond the limit with every algorithm, through any node.
-func TestAlways(t *testing.T) {
-	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
-		for n := range 3 {
-			target := onPolicy(p.Name, c.owned(p.Name, n, 0))
-			for i, step := range []struct {
-				cost      int64
-				allowed   bool
-				granted   int64
-				remaining int64
-			}{
-				{cost: 0, allowed: true, remaining: 100},
-				{cost: 100, allowed: true, granted: 100},
-				{cost: 0, allowed: true}, // no more is in use than the limit
-				{cost: 30, granted: 30},
-				{cost: 0},
-				{cost: -20, allowed: true, granted: -20},
-				{cost: 0},
-				{cost: -11, allowed: true, granted: -11, remaining: 1},
-				{cost: 0, allowed: true, remaining: 1},
-				{cost: 2, granted: 2},
-				{cost: -1000, allowed: true, granted: -101, remaining: 100},
-				{cost: -1, allowed: true, granted: 0, remaining: 100},
-			} {
-				d := c.nodes[i%3].check(t, always(target, step.cost))
-				expect.True(t, d.Allowed == step.allowed && d.Granted == step.granted &&
-					d.Remaining == step.remaining && d.Limit == 100 && d.RememberFor == 0,
-					"node %d, step %d: %+v, want %+v", n, i, d, step)
-			}
-		}
-	})
-}
-
 // TestAlwaysEndsRememberedRefusals: what an entry node remembers of a refusal is gone once it has given units back, and
 // a charge without room is never answered from memory.
 func TestAlwaysEndsRememberedRefusals(t *testing.T) {

@@ -106,29 +106,6 @@ func TestAnswerLostOnTheWay(t *testing.T) {
 }
 
 func TestRefusedStreams(t *testing.T) {
-	for _, test := range []struct {
-		what   string
-		self   ownership.Node // of who listens where bob is looked for
-		change func(*ForwarderConfig)
-	}{
-		{"another boot", ownership.Node{Name: bob.Name, Boot: 99}, func(*ForwarderConfig) {}},
-		{"another name", ownership.Node{Name: "carol", Boot: bob.Boot}, func(*ForwarderConfig) {}},
-		{"other ring settings", bob, func(c *ForwarderConfig) { c.RingSettings++ }},
-	} {
-		t.Run(test.what, func(t *testing.T) {
-			noLeaks(t)
-			_, addr := servePeer(t, test.self, receiver(func([]*limiter.Op) func(context.Context) {
-				t.Error("carried out")
-				return nil
-			}))
-			p := newPeers(t, addr, test.change)
-			testkit.Soon(t, func() {
-				for range 3 {
-					wantUnreachable(t, forward(p, testkit.Within(t, testkit.Patience), 1))
-				}
-			})
-		})
-	}
 	for what, listen := range map[string]func(*testing.T) (addr string){
 		"another protocol there": func(t *testing.T) string {
 			return serveBob(t, func(s peerv1.Peer_ForwardServer) error {
