@@ -46,7 +46,7 @@ func (o *leaseOracle) set(id uint64, expiry, n int64) {
 }
 
 // pick returns one of the ids, the same one for the same source.
-func (o *leaseOracle) pick(src source) (uint64, bool) {
+func (o *leaseOracle) pick(src *source) (uint64, bool) {
 	if len(o.leases) == 0 {
 		return 0, false
 	}
@@ -54,7 +54,7 @@ func (o *leaseOracle) pick(src source) (uint64, bool) {
 	return ids[src.n(int64(len(ids)-1))], true
 }
 
-func playLeases(t testing.TB, src source, l Limit, crowd int64) {
+func playLeases(t testing.TB, src *source, l Limit, crowd int64) {
 	t.Helper()
 	ls, a := Limits{l}, NewArena(nil)
 	must.NoError(t, ls.Validate())

@@ -68,35 +68,6 @@ func TestEachByItself(t *testing.T) {
 	})
 }
 
-func TestExtend(t *testing.T) {
-	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		for n := range 3 {
-			target := onPolicy("sliding_log", c.owned("sliding_log", n, 0))
-			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(40), TTL: 20 * time.Second})
-			e := limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: units(30), RequestID: "once"}
-			for i := range 2 {
-				got, err := c.nodes[i].Extend(t.Context(), e)
-				expect.True(t, err == nil && got.Allowed && got.Granted == 30 && got.Remaining == 30 &&
-					got.ReservationID == d.ReservationID, "%+v, %v", got, err)
-			}
-			e.Amount, e.RequestID, e.TTL = units(31), "", time.Minute
-			if got, err := c.nodes[1].Extend(t.Context(), e); err != nil || got.Allowed ||
-				got.RetryAfter != time.Minute {
-				t.Errorf("beyond the limit: %+v, %v", got, err)
-			}
-			c.advance(19 * time.Second)
-			e.Amount, e.TTL = units(0), 40*time.Second
-			expect.True(t, must.Value(c.nodes[2].Extend(t.Context(), e))(t).Allowed, "time")
-			c.advance(39 * time.Second)
-			got, err := c.nodes[2].Commit(t.Context(),
-				limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)})
-			expect.True(t, err == nil && got.Refunded == 20, "%+v, %v", got, err)
-			expect.Equal(t, c.nodes[1].left(t, target), 50, "left")
-			wantError(t, expect.Err(c.nodes[2].Extend(t.Context(), e)), limit.NotFound, "reservation_id")
-		}
-	})
-}
-
 // TestCharge: never refused, charged once, and the retry_after that it leaves is exact.
 func TestCharge(t *testing.T) {
 	const debts = hundred + `

@@ -195,45 +195,6 @@ func TestOnlyTheOwnerKnowsPolicies(t *testing.T) {
 	})
 }
 
-func TestConcurrency(t *testing.T) {
-	const text = `policies:
-  - {name: c, algorithm: concurrency, limit: 3, ttl: 30s}`
-	inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
-		ctx := t.Context()
-		n := c.nodes
-		leases := onPolicy("c", "k")
-		inline := inlineTarget(algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: 30 * time.Second}, "k")
-		for _, target := range []limit.Target{leases, inline} {
-			d := n[0].check(t, limit.Check{Target: target})
-			expect.True(t, d.Allowed && d.Remaining == 3, "peek %+v", d)
-			d, err := n[0].Acquire(ctx, limit.Acquire{Target: target, Cost: 2, TTL: 10 * time.Second})
-			must.True(t, err == nil && d.Allowed && d.LeaseID != "", "%+v, %v", d, err)
-			e := must.Value(n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 2}))(t)
-			expect.True(t, !e.Allowed && e.LeaseID == "" && e.RetryAfter == 10*time.Second, "%+v", e)
-			_, err = n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 1, TTL: 31 * time.Second})
-			wantError(t, err, limit.Invalid, "ttl")
-			wantError(t, expect.Err(n[1].Renew(ctx, target, d.LeaseID, 31*time.Second)), limit.Invalid, "ttl")
-			c.advance(9 * time.Second)
-			left, err := n[2].Renew(ctx, target, d.LeaseID, 0)
-			expect.True(t, left == 30*time.Second && err == nil, "%v, %v", left, err)
-			left, err = n[1].Renew(ctx, target, d.LeaseID, time.Second)
-			expect.True(t, left == time.Second && err == nil, "%v, %v", left, err)
-			for i, want := range []bool{true, false, false} {
-				ok, err := n[i].Release(ctx, target, d.LeaseID)
-				expect.True(t, ok == want && err == nil, "released %v, %v", ok, err)
-			}
-			wantError(t, expect.Err(n[0].Renew(ctx, target, d.LeaseID, 0)), limit.NotFound, "lease_id")
-			d, _ = n[0].Acquire(ctx, limit.Acquire{Target: target, Cost: 3})
-			c.advance(30 * time.Second)
-			ok, err := n[1].Release(ctx, target, d.LeaseID)
-			expect.True(t, !ok && err == nil, "released %v, %v", ok, err)
-			_, err = n[1].Renew(ctx, target, d.LeaseID, 0)
-			expect.True(t, err != nil, "renewed an expired lease")
-		}
-
-	})
-}
-
 func TestInlineIdentity(t *testing.T) {
 	base := algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}
 	with := func(change func(*algo.Limit)) *algo.Limit {

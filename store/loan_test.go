@@ -105,32 +105,6 @@ func TestLend(t *testing.T) {
 	accounted(t, s)
 }
 
-// What nobody reports is charged when its loan is due, not when somebody asks.
-func TestLoanExpires(t *testing.T) {
-	for _, asked := range []bool{false, true} {
-		s := New(Config{})
-		r := rule("p", log(100, 10*time.Second))
-		a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 20})
-		until := time.Duration(a.Until)
-		must.True(t, until >= time.Second && until <= 1100*time.Millisecond, "a loan of a second ends after %v", until)
-		if asked {
-			// A report that comes late changes nothing.
-			b := borrow(t, s, r, until+time.Second, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 16}})
-			expect.Equal(t, b.Charged, 0, "charged twice: %+v", b)
-		}
-		if !asked {
-			for range 2 {
-				s.Sweep(at(5*time.Second), 1)
-			}
-			expect.Equal(t, onLoanOf(s, "p"), 0, "the sweep has not ended the loan")
-		}
-		d := decide(t, s, r, "k", at(until+10*time.Second-1), cost(85))
-		must.True(t, !d.Allowed && d.RetryAfter <= 64, "%+v", d)
-		must.True(t, decide(t, s, r, "k", at(until+10*time.Second+32), cost(85)).Allowed, "refused")
-		accounted(t, s)
-	}
-}
-
 func TestLoansStay(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(100, 10*time.Second))

@@ -250,34 +250,6 @@ func TestMergeReloaded(t *testing.T) {
 	}
 }
 
-// TestMergeOfReservations: a reservation of a key that one side alone knows can be given back after a merge. Of a key
-// that both know it gives nothing back, whichever side made it, and its units leave by themselves.
-func TestMergeOfReservations(t *testing.T) {
-	r := rule("p", log(100, minute))
-	for from := range 2 {
-		s := newSplit(t, 2, r)
-		s.admit(0, r, "both")
-		s.fork(0, 1)
-		for i := range 2 {
-			for _, key := range []string{"both", fmt.Sprint(i)} {
-				decide(t, s.parties[i].store, r, key, at(0), reserveFor(uint64(i+1), 3, minute))
-			}
-		}
-		s.merge(from, 1-from)
-		p := s.parties[1-from].store
-		for i := range 2 {
-			for key, want := range map[string]int64{"both": 0, fmt.Sprint(i): 3} {
-				n, known, err := settle(p, p.key("p", key), r, at(0), reservationOf(uint64(i+1)), 0)
-				expect.True(t, n == want && known && err == nil,
-					"from %d: %d of the reservation of %s on side %d were given back, want %d (%v, %v)", from, n, key,
-					i, want, known, err)
-			}
-		}
-		expect.Equal(t, s.used(1-from, r, "both"), 4, "are in use")
-		accounted(t, p)
-	}
-}
-
 // TestMergeForgetsStrictIDs: the side without a grant has charged two ids that it never answers, and the join holds one
 // of these charges. A repetition of one is not answered as admitted without a charge. What both sides know, and what is
 // not strict, is answered as before.

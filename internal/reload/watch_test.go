@@ -151,28 +151,6 @@ func TestWatchConfigMap(t *testing.T) {
 	w.change(6)
 }
 
-// TestReload: a reload says again what is wrong.
-func TestReload(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	write(t, file, content(1))
-	w := watch(t, file, Config[int]{})
-	write(t, file, content(2))
-	w.Reload()
-	w.change(2)
-	write(t, file, "bad 1")
-	for range 3 {
-		w.Reload()
-		w.failure("bad 1")
-	}
-	// What is in force already is no change.
-	write(t, file, content(2))
-	w.Reload()
-	testkit.Eventually(t, "the error's end", func() bool { return w.Err() == nil })
-	write(t, file, content(3))
-	w.Reload()
-	w.change(3)
-}
-
 // TestSettling takes the goroutine's place, so that each look at the file comes at a known moment.
 func TestSettling(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
