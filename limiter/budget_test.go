@@ -104,7 +104,8 @@ func TestCharge(t *testing.T) {
 	})
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		c.tamper(lost)
-		_, err := c.nodes[0].Charge(t.Context(), limit.Charge{Target: onPolicy("sliding_log", c.owned("sliding_log", 1, 0)), Amount: units(1)})
+		target := onPolicy("sliding_log", c.owned("sliding_log", 1, 0))
+		_, err := c.nodes[0].Charge(t.Context(), limit.Charge{Target: target, Amount: units(1)})
 		wantError(t, err, limit.Unavailable, "")
 	})
 }

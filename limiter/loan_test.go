@@ -268,37 +268,6 @@ func TestWhatIsNotLent(t *testing.T) {
 	}
 }
 
-// TestLoanDecisionsAreCounted: what a borrower admits is counted where it is reported, once, unless the borrower has
-// counted it.
-func TestLoanDecisionsAreCounted(t *testing.T) {
-	l := lender(t)
-	counted := func() (n uint64) {
-		for _, s := range l.Counts() {
-			n += s.Allowed
-		}
-		return n
-	}
-	for i, c := range []struct {
-		target  limit.Target
-		counted bool
-		want    uint64
-	}{
-		{onPolicy("p", "k"), false, 5},
-		{onPolicy("p", "l"), true, 0},
-		{inlineTarget(algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, "k"), false, 5},
-	} {
-		before := counted()
-		b := limit.Borrow{Target: c.target, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16,
-			Counted: c.counted}
-		must.Equal(t, lent(t, l, b).Granted, 16)
-		b.Totals = algo.Totals{Granted: 16, Spent: 9, Checks: 5}
-		lent(t, l, b)
-		lent(t, l, b) // its answer was lost
-		n := counted() - before
-		expect.True(t, n == c.want, "%+v: %d decisions were counted, want %d", c, n, c.want)
-	}
-}
-
 // TestQuotaIsNotRecalled: nobody waits for units of a Quota.
 func TestQuotaIsNotRecalled(t *testing.T) {
 	withLender(t, func(t *testing.T, l *Limiter) {

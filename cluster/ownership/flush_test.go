@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/test/expect"
-	"github.com/weirlimit/weir/test/must"
 )
 
 // TestIdle: a core is idle once everything is sent and confirmed, and not while it asks or a change is not confirmed.
@@ -31,31 +30,4 @@ func TestIdle(t *testing.T) {
 	expect.True(t, !idle(), "a core is idle while a change is not confirmed")
 	l.acks(peerX)
 	expect.True(t, idle(), "a core is not idle after its change is confirmed")
-}
-
-// TestRest: a core that rests looks at its partitions once a second, and as often as always as soon as anything
-// happens.
-func TestRest(t *testing.T) {
-	l := newAlone(t)
-	l.claims(self, peerX, peerX)
-	soon := func() bool { return l.core.lookAt <= l.now+lookEvery }
-	l.wait(2 * time.Duration(lookEvery))
-	expect.True(t, soon(), "a core whose backup does not answer looks at its partitions late")
-	l.acks(peerX)
-	l.wait(2 * time.Duration(lookEvery))
-	must.True(t, !soon(), "a core that rests looks at its partitions soon")
-
-	e := &Entry{Attachment: l.core.parts[0].followers[Backup].attachment}
-	l.refuse(peerX, e, Full)
-	expect.True(t, soon(), "a core that has lost its backup looks at its partitions late")
-	l.wait(time.Duration(fullAgain + lookEvery + 10*int64(time.Millisecond)))
-	must.True(t, l.entry(peerX).Begin, "the copy is not begun again")
-	l.ack(peerX)
-	l.wait(2 * time.Duration(lookEvery))
-	must.True(t, !soon(), "a core whose copy is whole again looks at its partitions soon")
-
-	l.admits(1, time.Duration(lookEvery))
-	expect.True(t, !soon(), "a core whose change has just been sent looks at its partitions soon")
-	l.wait(time.Duration(lookEvery))
-	expect.True(t, soon(), "a core whose change is not confirmed looks at its partitions late")
 }

@@ -167,18 +167,3 @@ func TestRefusals(t *testing.T) {
 	expect.True(t, slices.Equal(a.Refusals, []Refusal{unknown}) && a.Position == 3, "before the sender knows: %+v", a)
 	expect.True(t, len(send(2, update(term(1), 10, nil)).Refusals) == 0, "when the sender knows")
 }
-
-// TestForgottenLog: a log is forgotten with the view in which its sender is gone. When the sender is back it begins
-// another one.
-func TestForgottenLog(t *testing.T) {
-	l := seeing(t, peerX, Node{}, peerX)
-	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
-	l.see(peerY, Node{}, peerY)
-	expect.True(t, len(l.core.received) == 0, "the log of a process that is gone is kept")
-	l.see(peerX, Node{}, peerX)
-	l.get(peerX, &Block{Log: 1, Position: 2})
-	expect.True(t, last[*BlockAck](l, peerX).Lost, "a sender that is back is not told that its log is forgotten")
-	l.get(peerX, &Block{Log: 1, Position: 1}) // which the network has repeated
-	l.get(peerX, &Block{Log: 1, Position: 9, Heard: 8})
-	expect.True(t, last[*BlockAck](l, peerX).Lost, "a sender is not told that the log is not the one that it began")
-}

@@ -400,21 +400,6 @@ func TestFrozen(t *testing.T) {
 	}
 }
 
-// TestFailedCommit: who has not taken a partition gets the whole copy again, and the next term is above all that it
-// knows of.
-func TestFailedCommit(t *testing.T) {
-	l := claimed(t, peerX, peerX, peerX)
-	c := l.gives(peerX)
-	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Superseded, Known: term(900)})
-	l.owned(true)
-	got := l.route().Term
-	expect.True(t, term(900).Less(got), "held at %v", got)
-	l.wait(400 * time.Millisecond)
-	expect.True(t, l.entry(peerX).Begin, "it is sent")
-	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Done, New: term(901)}) // a late one
-	l.owned(true)
-}
-
 // TestGivenTerm: a commit names the highest term that the giver knows of, and the receiver's is above it, whoever holds
 // what.
 func TestGivenTerm(t *testing.T) {

@@ -124,21 +124,6 @@ func TestMistakes(t *testing.T) {
 	expect.True(t, err == nil && f.Limits == 0, "an empty file: %v, %v", f, err)
 }
 
-// FuzzParse: what is taken can be written.
-func FuzzParse(f *testing.F) {
-	f.Add(limits)
-	f.Fuzz(func(t *testing.T, text string) {
-		file, err := parseLimitador("limits.yaml", []byte(text))
-		if err != nil {
-			return
-		}
-		for i := range file.Namespaces {
-			_, err := file.Namespaces[i].Envoy()
-			must.NoError(t, err)
-		}
-	})
-}
-
 // examplePages are the pages whose commands are run, by the policies that they are run with, and how many there are at
 // least.
 var examplePages = []struct {
