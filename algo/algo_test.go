@@ -185,73 +185,6 @@ func guarantee(p *player, l Limit) {
 	}
 }
 
-// TestLeakyReleases asserts that what a leaky bucket lets go at the delays it gave keeps the rate.
-func TestLeakyReleases(t *testing.T) {
-	for seed := range uint64(50) {
-		src := seeded(seed, 0)
-		l := Limit{Algorithm: LeakyBucket, Limit: 1 + src.n(50), Capacity: 1 + src.n(50), Window: time.Second}
-		p := newPlayer(t, src, origins[0], l)
-		var released []event
-		var largest, last int64
-		for range 200 {
-			p.now = later(p.now, time.Duration(src.n(int64(l.Window)/l.Limit)))
-			n := 1 + src.n(min(5, l.Capacity-1))
-			if d := p.check(Request{Cost: n}); d.Allowed {
-				released = append(released, event{p.now.Mono + int64(d.Delay), n})
-				largest = max(largest, n)
-				if at := released[len(released)-1].at; at < last {
-					t.Fatal("overtaken")
-				} else {
-					last = at
-				}
-			}
-		}
-		for i, first := range released {
-			var n int64
-			for _, e := range released[i:] {
-				n += e.n
-				// The instants are rounded up to the nanosecond, each by itself.
-				if over := n - largest; over > 0 && (e.at-first.at+1)*l.Limit < over*int64(l.Window) {
-					t.Fatalf("%+v: %d units within %d ns", l, n, e.at-first.at)
-				}
-			}
-		}
-	}
-}
-
-// TestRate runs buckets for long and asserts that what passes is the rate to 1e-9 and better: to one unit.
-func TestRate(t *testing.T) {
-	for _, l := range []Limit{
-		{Algorithm: TokenBucket, Limit: 3, Window: time.Second, Capacity: 1},
-		{Algorithm: TokenBucket, Limit: 7, Window: 1_000_003 * time.Nanosecond, Capacity: 2},
-		{Algorithm: TokenBucket, Limit: 999_999_937, Window: time.Second, Capacity: 1000},
-		{Algorithm: LeakyBucket, Limit: 1_000_000_007, Window: time.Minute, Capacity: 3},
-		{Algorithm: TokenBucket, Limit: MaxLimit, Window: MaxWindow, Capacity: 1 << 20},
-		{Algorithm: TokenBucket, Limit: MaxLimit - 1, Window: MinWindow},
-		{Algorithm: TokenBucket, Limit: 1, Window: MaxWindow},
-	} {
-		ls, a := Limits{l}, NewArena(nil)
-		s := make(State, ls.Words())
-		now := Instant{}
-		ls.Init(s, now)
-		must.Value(ls.Decide(a, s, now, Request{Cost: l.holds(), Partial: true}, nil))(t)
-		var n int64
-		for range 50_000 {
-			d := must.Value(ls.Decide(a, s, now, Request{Cost: max(1, l.holds()/2)}, nil))(t)
-			n += d.Granted
-			if now = later(now, d.RetryAfter); now.Mono > int64(MaxFill) || n > MaxLimit/2 {
-				break
-			}
-		}
-		// The bucket was emptied at 0 and what is left now makes up the difference, to a unit.
-		d := must.Value(ls.Decide(a, s, now, Request{}, nil))(t)
-		want, rest := mul(l.Limit, now.Mono).div(int64(l.Window))
-		if got := n + d.Remaining; got != want {
-			t.Errorf("%+v: %d units in %v, want %d and %d/%d", l, got, time.Duration(now.Mono), want, rest, l.Window)
-		}
-	}
-}
-
 func TestNeverAndNegative(t *testing.T) {
 	for _, l := range shapes(t) {
 		if l.Limit == Unlimited {
@@ -369,18 +302,6 @@ func TestValidateMessages(t *testing.T) {
 		err := tt.limit.Validate()
 		expect.True(t, err != nil && err.Error() == tt.want, "%+v:\n got %v\nwant %s", tt.limit, err, tt.want)
 	}
-}
-
-func TestWords(t *testing.T) {
-	var widest Limits
-	for range MaxLimits {
-		widest = append(widest, Limit{Algorithm: SlidingWindow, Limit: MaxLimit, Window: time.Hour, Slots: MaxSlots})
-	}
-	must.NoError(t, widest.Validate())
-	got := widest.Words()
-	expect.True(t, got == 825, "the widest state has %d words, the documentation says 825", got)
-	got = (Limits{{Algorithm: SlidingLog, Limit: Unlimited}}).Words()
-	expect.True(t, got == 1, "an unlimited state has %d words", got)
 }
 
 func TestNames(t *testing.T) {

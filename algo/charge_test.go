@@ -67,27 +67,6 @@ func TestFillForgetsWhatWas(t *testing.T) {
 	}
 }
 
-// TestFillKeepsWindows: what was in use of a sliding counter counts for no less, whatever its windows.
-func TestFillKeepsWindows(t *testing.T) {
-	const w = time.Second
-	ls := Limits{{Algorithm: SlidingCounter, Limit: 10, Window: w}}
-	for moved := time.Duration(0); moved < w; moved += w / 10 {
-		now := Instant{Mono: int64(moved)}
-		r := newReplica(ls, Instant{})
-		r.ask(t, Instant{}, 10)
-		u := newReplica(ls, now)
-		u.s = transplant(t, u, r, Instant{})
-		u.s[1] += uint64(moved) // a window of another process
-		filled := u.clone(t, now)
-		must.NoError(t, ls.Fill(filled.a, filled.s, now))
-		for at := time.Duration(0); at < 2*w; at += w / 20 {
-			got, want := ls.Used(filled.a, filled.s, later(now, at), 0), ls.Used(u.a, u.s, later(now, at), 0)
-			must.True(t, got >= want,
-				"moved by %v: %d in use %v after it was filled, and %d of it were", moved, got, at, want)
-		}
-	}
-}
-
 // TestChargeLeases: what is charged to a concurrency limit is nobody's to release.
 func TestChargeLeases(t *testing.T) {
 	ls := Limits{{Algorithm: Concurrency, Limit: 10, Window: time.Minute}}

@@ -46,7 +46,7 @@ func (o *leaseOracle) set(id uint64, expiry, n int64) {
 }
 
 // pick returns one of the ids, the same one for the same source.
-func (o *leaseOracle) pick(src source) (uint64, bool) {
+func (o *leaseOracle) pick(src *source) (uint64, bool) {
 	if len(o.leases) == 0 {
 		return 0, false
 	}
@@ -54,7 +54,7 @@ func (o *leaseOracle) pick(src source) (uint64, bool) {
 	return ids[src.n(int64(len(ids)-1))], true
 }
 
-func playLeases(t testing.TB, src source, l Limit, crowd int64) {
+func playLeases(t testing.TB, src *source, l Limit, crowd int64) {
 	t.Helper()
 	ls, a := Limits{l}, NewArena(nil)
 	must.NoError(t, ls.Validate())
@@ -198,53 +198,6 @@ func TestLeasesAgainstOracle(t *testing.T) {
 	}
 }
 
-// TestManyLeases grows a table beyond a chunk, releases from the middle and moves what is left.
-func TestManyLeases(t *testing.T) {
-	const n = 4*chunkLen + 1
-	ls, a := Limits{{Algorithm: Concurrency, Limit: MaxLimit, Window: time.Hour}}, NewArena(nil)
-	s := make(State, ls.Words())
-	ls.Init(s, Instant{})
-	var ids []uint64
-	acquire := func(at int) {
-		d, err := ls.Decide(a, s, Instant{Mono: int64(at)}, Request{Cost: 1, Nonce: uint64(at) * 0x9e3779b97f4a7c15},
-			nil)
-		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
-		ids = append(ids, d.Lease)
-	}
-	for i := range n {
-		acquire(i)
-	}
-	kept := ids[:0]
-	for i, id := range ids {
-		if i == 9 || i == n-1 {
-			kept = append(kept, id)
-		} else if !ls.Release(a, s, Instant{Mono: n}, id) {
-			t.Fatalf("lease %d could not be released", i)
-		}
-	}
-	ids = kept
-	data := ls.Append(nil, a, s, Instant{Mono: n})
-	expect.True(t, len(data) <= 20*len(ids), "%d bytes for %d leases", len(data), len(ids))
-	ls.Free(a, s)
-	must.Value(ls.Restore(a, s, Instant{Mono: n}, data))(t)
-	// The chunks that are missing now are found again.
-	for i := range n {
-		acquire(n + i)
-	}
-	slots := map[uint64]bool{}
-	for _, id := range ids {
-		must.True(t, !slots[id&slotMask], "a slot was given twice")
-		slots[id&slotMask] = true
-	}
-	expect.Equal(t, ls.Used(a, s, Instant{}, 0), int64(len(ids)), "in use, want %d", len(ids))
-	for _, id := range ids {
-		_, ok := ls.Renew(a, s, Instant{}, id, time.Minute)
-		must.True(t, ok, "a lease is gone")
-	}
-	expect.True(t, ls.Idle(a, s, Instant{Mono: 2*n + int64(time.Minute)}) && liveBlocks(a) == 0,
-		"leases outlive their time")
-}
-
 // TestMostLeases: a state with as many leases as it can hold refuses another one until one is released.
 func TestMostLeases(t *testing.T) {
 	ls, a := Limits{{Algorithm: Concurrency, Limit: MaxLimit, Window: time.Hour}}, NewArena(&testBudget{1 << 26})
@@ -268,18 +221,4 @@ func TestMostLeases(t *testing.T) {
 	expect.Equal(t, ls.Used(a, s, Instant{}, 0), MaxLeases, "in use")
 	ls.Free(a, s)
 	expect.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
-}
-
-func TestUnlimitedLeases(t *testing.T) {
-	ls := Limits{{Algorithm: Concurrency, Limit: Unlimited, Window: time.Minute}}
-	a, s := NewArena(nil), make(State, ls.Words())
-	ls.Init(s, Instant{})
-	d, err := ls.Decide(a, s, Instant{}, Request{Cost: 5}, nil)
-	must.True(t, err == nil && d.Allowed && d.Lease != 0, "%v %v", d, err)
-	ttl, ok := ls.Renew(a, s, Instant{}, d.Lease, 0)
-	expect.True(t, ttl == time.Minute && ok, "not renewed")
-	expect.True(t, ls.Release(a, s, Instant{}, d.Lease), "not released")
-	log := Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Minute}}
-	_, ok = log.Renew(a, make(State, log.Words()), Instant{}, 1, 0)
-	expect.True(t, !ok && !log.Release(a, make(State, log.Words()), Instant{}, 1), "a log has no leases")
 }

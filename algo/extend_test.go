@@ -328,30 +328,3 @@ func TestExtendErrors(t *testing.T) {
 			"%v with %d blocks, want %v", err, liveBlocks(a), ErrNoMemory)
 	}
 }
-
-// TestExtendLongLog: a few units more of a long log are found and written without the rest of it.
-func TestExtendLongLog(t *testing.T) {
-	const n = 200_000
-	ls := Limits{{Algorithm: SlidingLog, Limit: n, Window: time.Hour}}
-	r := newReplica(ls, Instant{})
-	src := seeded(1, 0)
-	var now Instant
-	for range n - 5000 {
-		now.Mono += 1 + src.n(100)
-		r.ask(t, now, 1)
-	}
-	c := r.clone(t, now)
-	for range 200 {
-		mark := ls.Mark(r.s)
-		units := src.n(20)
-		for range units {
-			now.Mono += src.n(3000)
-			r.ask(t, now, 1+src.n(2))
-		}
-		data := ls.AppendSince(nil, r.a, r.s, now, mark)
-		must.True(t, len(data) <= 30+6*int(units), "%d bytes for %d entries", len(data), units)
-		c.extend(t, now, data)
-	}
-	got, want := c.contents(now), r.contents(now)
-	expect.Equal(t, got, want, "the copy differs")
-}

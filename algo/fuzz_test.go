@@ -108,30 +108,6 @@ func FuzzRestore(f *testing.F) {
 	})
 }
 
-// FuzzHistory has the bytes say what happens, and the oracles what should come of it.
-func FuzzHistory(f *testing.F) {
-	for pick := range byte(12) {
-		var data []byte
-		src := seeded(uint64(pick), 0)
-		for range 200 {
-			data = append(data, byte(src.n(255)))
-		}
-		f.Add(pick, data)
-	}
-	f.Fuzz(func(t *testing.T, pick byte, data []byte) {
-		if len(data) > 2000 {
-			return
-		}
-		src := byteSource(data)
-		ls := fuzzLimits(t, pick)
-		if ls[0].Algorithm == Concurrency {
-			playLeases(t, &src, ls[0], 3)
-			return
-		}
-		newPlayer(t, &src, origins[0], ls...).play(false)
-	})
-}
-
 // FuzzExtend extends a copy, which holds something or nothing, with anything, and uses the state that comes of it, be
 // there an error or not.
 func FuzzExtend(f *testing.F) {

@@ -11,41 +11,24 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// source feeds a history: a random generator or a fuzzer's bytes.
-type source interface {
-	// n returns a number from 0 to max.
-	n(max int64) int64
-	more() bool
-}
-
-type randomSource struct {
+// source feeds a history from a random generator.
+type source struct {
 	*rand.Rand
 	left int
 }
 
-func (r *randomSource) n(max int64) int64 { return r.Int64N(max + 1) }
-func (r *randomSource) more() bool        { r.left--; return r.left >= 0 }
+// n returns a number from 0 to max.
+func (s *source) n(max int64) int64 { return s.Int64N(max + 1) }
+func (s *source) more() bool        { s.left--; return s.left >= 0 }
 
-func seeded(seed uint64, steps int) *randomSource {
-	return &randomSource{rand.New(rand.NewPCG(seed, 0)), steps}
+func seeded(seed uint64, steps int) *source {
+	return &source{rand.New(rand.NewPCG(seed, 0)), steps}
 }
-
-type byteSource []byte
-
-func (b *byteSource) n(max int64) int64 {
-	var v uint64
-	for m := uint64(max); m > 0 && len(*b) > 0; m >>= 8 {
-		v = v<<8 | uint64((*b)[0])
-		*b = (*b)[1:]
-	}
-	return int64(v % (uint64(max) + 1))
-}
-func (b *byteSource) more() bool { return len(*b) > 0 }
 
 // player plays one history against the package and the oracles at once.
 type player struct {
 	t       testing.TB
-	src     source
+	src     *source
 	limits  Limits
 	arena   *Arena
 	state   State
@@ -63,7 +46,7 @@ type player struct {
 	mark    uint64
 }
 
-func newPlayer(t testing.TB, src source, now Instant, limits ...Limit) *player {
+func newPlayer(t testing.TB, src *source, now Instant, limits ...Limit) *player {
 	t.Helper()
 	p := &player{t: t, src: src, limits: limits, arena: NewArena(nil), now: now, newest: now.Mono}
 	must.NoError(t, p.limits.Validate(), "%+v", limits)

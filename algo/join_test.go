@@ -394,29 +394,6 @@ func TestJoinLeases(t *testing.T) {
 	}
 }
 
-// TestMovedLease: a lease that had to move is found by its own id, not by the slot that it is in, and no longer than it
-// lives, even if its nonce is drawn again.
-func TestMovedLease(t *testing.T) {
-	ls, a := Limits{{Algorithm: Concurrency, Limit: 9, Window: time.Minute}}, NewArena(nil)
-	s, u := make(State, ls.Words()), make(State, ls.Words())
-	acquire := func(s State, nonce uint64) uint64 {
-		d := must.Value(ls.Decide(a, s, Instant{}, Request{Cost: 1, Nonce: nonce}, nil))(t)
-		return d.Lease
-	}
-	ls.Init(s, Instant{})
-	ls.Init(u, Instant{})
-	stays, moves := acquire(s, 5), acquire(u, 7)
-	must.Equal(t, stays&slotMask, moves&slotMask, "they are in different slots")
-	must.NoError(t, ls.Join(a, s, Instant{}, u))
-	slot, ok := concurrency{}.find(a, s[1:], moves)
-	must.True(t, ok && uint64(slot) != moves&slotMask, "in slot %d, %v", slot, ok)
-	expect.True(t, !ls.Release(a, s, Instant{}, 7<<slotBits|uint64(slot)), "released by an id that it does not have")
-	expect.True(t, ls.Release(a, s, Instant{}, moves), "not released")
-	expect.Equal(t, acquire(s, 7), 7<<slotBits|uint64(slot), "is in another slot than %d", slot)
-	expect.True(t, !ls.Release(a, s, Instant{}, moves), "released twice")
-	expect.Equal(t, ls.Used(a, s, Instant{}, 0), 2, "the leases that there are do not count")
-}
-
 // TestJoinLeasesNoMemory: without memory for all of them the leases are as they were.
 func TestJoinLeasesNoMemory(t *testing.T) {
 	ls := Limits{{Algorithm: Concurrency, Limit: 10_000, Window: time.Minute}}

@@ -183,34 +183,6 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-// BenchmarkLog is flat: a full log of a million answers as fast as one of ten, whether it admits or refuses.
-func BenchmarkLog(b *testing.B) {
-	for _, limit := range []int64{10, 100, 1000, 10_000, 100_000, 1_000_000} {
-		each := int64(time.Minute) / limit
-		for _, bb := range []struct {
-			name        string
-			cost, after int64
-		}{{"admit", 1, each + 32}, {"refuse", 1, 0}, {"refuse-half", limit / 2, 0}} {
-			b.Run(fmt.Sprintf("%s/%d", bb.name, limit), func(b *testing.B) {
-				ls, a := Limits{{Algorithm: SlidingLog, Limit: limit, Window: time.Minute}}, NewArena(nil)
-				s, now := make(State, ls.Words()), Instant{}
-				ls.Init(s, now)
-				for range limit {
-					now.Mono += each
-					must.Value(ls.Decide(a, s, now, Request{Cost: 1}, nil))(b)
-				}
-				b.ReportAllocs()
-				for b.Loop() {
-					now.Mono += bb.after
-					if d, _ := ls.Decide(a, s, now, Request{Cost: bb.cost}, nil); d.Allowed != (bb.after > 0) {
-						b.Fatalf("%+v", d)
-					}
-				}
-			})
-		}
-	}
-}
-
 // TestLogAfterCancels: reservations that were cancelled leave no segments, though an old unit stays in the log.
 func TestLogAfterCancels(t *testing.T) {
 	const batch = 300

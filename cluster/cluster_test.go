@@ -233,15 +233,6 @@ func freeSeeds(t *testing.T, n int) (ports []int, seeds []string) {
 
 func local(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 
-func TestOneNode(t *testing.T) {
-	n := startNode(t, config("a"))
-	v := n.View() // at once
-	expect.True(t, len(v.Members) == 1 && v.Owner(0) == v.Self && !v.Alone, "view of a node without seeds: %+v", v)
-	ready, detail := n.Ready()
-	expect.True(t, ready && detail == "", "ready %v, %q", ready, detail)
-	noFatal(t, n)
-}
-
 func TestThreeNodes(t *testing.T) {
 	a := startNode(t, config("a"))
 	b := startNode(t, config("b", a.gossip()))
@@ -354,22 +345,6 @@ func TestLeaveIsBounded(t *testing.T) {
 	testkit.Eventually(t, "b leaves all the same", func() bool { return a.View().Member("b").State == Leaving })
 }
 
-// A crash is seen in about 2 s with the default timing; the bound here allows for a busy machine.
-func TestCrash(t *testing.T) {
-	t.Parallel()
-	timing := func(cfg Config) Config { cfg.ProbeInterval = 0; return cfg }
-	a := startNode(t, timing(config("a")))
-	b := startNode(t, timing(config("b", a.gossip())))
-	c := startNode(t, timing(config("c", a.gossip())))
-	agree(t, a, b, c)
-	start := time.Now()
-	b.crash()
-	agree(t, a, c)
-	t.Logf("seen after %v", time.Since(start))
-	d := time.Since(start)
-	expect.True(t, d <= 8*time.Second, "seen after %v only", d)
-}
-
 // A member whose gossip nobody hears stays one while it answers on its peer port, and is heard again; it is gone when
 // it hangs there.
 func TestDoubt(t *testing.T) {
@@ -441,41 +416,6 @@ func TestRestartInPlace(t *testing.T) {
 		t.Errorf("the process that counts for b is %+v, not itself", again.View().Member("b"))
 	}
 	noFatal(t, a, again)
-}
-
-func TestRestartInPlaceSeenByOthers(t *testing.T) {
-	a := startNode(t, config("a"))
-	c := startNode(t, config("c", a.gossip()))
-	b := startNode(t, config("b", a.gossip()))
-	agree(t, a, b, c)
-	for range 3 {
-		cfg := config("b", a.gossip())
-		cfg.GossipPort = int(netip.MustParseAddrPort(b.gossip()).Port())
-		b.crash()
-		b = startNode(t, cfg)
-		boot := b.View().Self.Boot
-		for _, n := range []testNode{a, c} {
-			testkit.Eventually(t, "the new b is active everywhere", func() bool {
-				m := n.View().Member("b")
-				return m != nil && m.Boot == boot && m.State == Active
-			})
-		}
-		noFatal(t, a, b, c)
-	}
-	agree(t, a, b, c)
-}
-
-// A process that comes back at another address waits until its predecessor is found dead.
-func TestRestartElsewhere(t *testing.T) {
-	a := startNode(t, config("a"))
-	b := startNode(t, config("b", a.gossip()))
-	agree(t, a, b)
-	b.crash()
-	b = startNode(t, config("b", a.gossip()))
-	boot := b.View().Self.Boot
-	agree(t, a, b)
-	testkit.Eventually(t, "a knows the new b", func() bool { return a.View().Member("b").Boot == boot })
-	noFatal(t, a, b)
 }
 
 func TestNameInUse(t *testing.T) {
@@ -718,19 +658,6 @@ func TestSilentSeeds(t *testing.T) {
 		func() bool { return strings.Contains(b.log.String(), "seed reached") })
 	n := strings.Count(b.log.String(), "does not resolve")
 	expect.True(t, n == 1, "the name that does not resolve is logged %d times", n)
-	noFatal(t, a, b)
-}
-
-// TestSeedsWithoutAddress: a node whose seeds' names do not resolve has asked nobody, and so does not go on alone.
-func TestSeedsWithoutAddress(t *testing.T) {
-	a := startNode(t, config("a", "no-such-host.invalid:7946"), func(c *Config) { c.SeedTimeout = time.Millisecond })
-	testkit.Eventually(t, "the node says that it has nobody to ask", func() bool {
-		ready, detail := a.Ready()
-		return !ready && strings.Contains(detail, "none of their names stands for an address")
-	})
-	// One that comes by is heard all the same.
-	b := startNode(t, config("b", a.gossip()))
-	agree(t, a, b)
 	noFatal(t, a, b)
 }
 

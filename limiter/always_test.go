@@ -16,39 +16,6 @@ func always(target limit.Target, cost int64) limit.Check {
 	return limit.Check{Target: target, Cost: cost, Always: true}
 }
 
-// TestAlways charges beyond the limit with every algorithm, through any node.
-func TestAlways(t *testing.T) {
-	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
-		for n := range 3 {
-			target := onPolicy(p.Name, c.owned(p.Name, n, 0))
-			for i, step := range []struct {
-				cost      int64
-				allowed   bool
-				granted   int64
-				remaining int64
-			}{
-				{cost: 0, allowed: true, remaining: 100},
-				{cost: 100, allowed: true, granted: 100},
-				{cost: 0, allowed: true}, // no more is in use than the limit
-				{cost: 30, granted: 30},
-				{cost: 0},
-				{cost: -20, allowed: true, granted: -20},
-				{cost: 0},
-				{cost: -11, allowed: true, granted: -11, remaining: 1},
-				{cost: 0, allowed: true, remaining: 1},
-				{cost: 2, granted: 2},
-				{cost: -1000, allowed: true, granted: -101, remaining: 100},
-				{cost: -1, allowed: true, granted: 0, remaining: 100},
-			} {
-				d := c.nodes[i%3].check(t, always(target, step.cost))
-				expect.True(t, d.Allowed == step.allowed && d.Granted == step.granted &&
-					d.Remaining == step.remaining && d.Limit == 100 && d.RememberFor == 0,
-					"node %d, step %d: %+v, want %+v", n, i, d, step)
-			}
-		}
-	})
-}
-
 // TestAlwaysEndsRememberedRefusals: what an entry node remembers of a refusal is gone once it has given units back, and
 // a charge without room is never answered from memory.
 func TestAlwaysEndsRememberedRefusals(t *testing.T) {
@@ -66,50 +33,6 @@ func TestAlwaysEndsRememberedRefusals(t *testing.T) {
 		entry.check(t, always(target, -50))
 		d = entry.check(t, plain)
 		expect.True(t, d.Allowed && d.Remaining == 47, "refused from memory: %+v", d)
-	})
-}
-
-// TestAlwaysRequestIDs: a charge and a refund under an id are made once, and their repetition gets the same verdict.
-func TestAlwaysRequestIDs(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		target := onPolicy("fixed_window", c.owned("fixed_window", 1, 0))
-		ask := func(cost int64, id string) limit.Decision {
-			q := always(target, cost)
-			q.RequestID = id
-			return c.nodes[0].check(t, q)
-		}
-		for range 2 {
-			d := ask(90, "a")
-			expect.True(t, d.Allowed && d.Granted == 90 && d.Remaining == 10 && d.RetryAfter == 0, "%+v", d)
-		}
-		for range 2 {
-			d := ask(20, "b")
-			expect.True(t, !d.Allowed && d.Granted == 20 && d.Remaining == 0 && d.RetryAfter > 0, "%+v", d)
-		}
-		for range 2 {
-			d := ask(-15, "c")
-			expect.True(t, d.Allowed && d.Granted == -15 && d.Remaining == 5, "%+v", d)
-		}
-		d := ask(90, "a")
-		expect.True(t, d.Allowed && d.Granted == 90 && d.Remaining == 5, "%+v", d)
-		q := always(target, 21)
-		q.RequestID = "b"
-		c.nodes[0].checkError(t, q, limit.Invalid, "request_id")
-	})
-}
-
-func TestAlwaysDebt(t *testing.T) {
-	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
-		l := algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Minute, CarryDebt: true, MaxDebt: 15}
-		target := limit.Target{Limit: &l, Key: "k"}
-		d := c.nodes[0].check(t, always(target, 1000))
-		expect.True(t, !d.Allowed && d.Granted == 25 && d.RetryAfter == algo.Never, "%+v", d)
-		c.advance(time.Minute) // 15 of 10
-		d = c.nodes[1].check(t, always(target, 0))
-		expect.True(t, !d.Allowed && d.ResetAfter == 2*time.Minute, "%+v", d)
-		c.advance(time.Minute) // 5 of 10
-		d = c.nodes[1].check(t, always(target, 0))
-		expect.True(t, d.Allowed && d.Remaining == 5, "%+v", d)
 	})
 }
 

@@ -61,51 +61,6 @@ func (c *testCluster) wantLeft(checks []limit.Check, left ...int64) {
 	}
 }
 
-func TestAtomicAcrossOwners(t *testing.T) {
-	for entry := range 3 {
-		inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
-			n, checks := c.nodes[entry], c.spread()
-			checks[1].Cost = 4
-			all := n.all(t, checks...)
-			must.True(t, all.Allowed, "%+v", all)
-			for i, d := range all.Decisions {
-				expect.True(t, d.Granted == checks[i].Cost && d.Policy == checks[i].Policy &&
-					d.Remaining == 10-checks[i].Cost, "%+v", d)
-			}
-			c.wantLeft(checks, 9, 6, 9)
-
-			checks[1].Cost = 7 // 6 are left
-			all = n.all(t, checks...)
-			expect.True(t, !all.Allowed && all.Decisions[0].Allowed && !all.Decisions[1].Allowed &&
-				all.Decisions[2].Allowed && all.Decisions[1].RetryAfter > 0 && all.Decisions[0].Remaining == 9 &&
-				all.Decisions[2].Remaining == 9, "%+v", all)
-			c.wantLeft(checks, 9, 6, 9)
-		})
-	}
-}
-
-func TestAtomicLeavesNothingPending(t *testing.T) {
-	for _, refuse := range []bool{false, true} {
-		inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
-			checks := c.spread()
-			if refuse {
-				checks[2].Cost = 11
-			}
-			c.nodes[0].all(t, checks...)
-			for i := range c.nodes {
-				c.nodes[i].Close() // waits for what is committed behind the answer
-			}
-			for i, q := range checks {
-				owner := c.nodes[i]
-				owner.check(t, limit.Check{Target: q.Target, Cost: 10, Partial: true})
-				q.Cost = 1
-				d := owner.check(t, q)
-				expect.True(t, !d.Allowed && d.RememberFor != 0, "%s: a reservation is pending: %+v", q.Policy, d)
-			}
-		})
-	}
-}
-
 func TestAtomicRepeatsAreSummed(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
 		x, y := named("a", c.owned("a", 1, 0), 3), named("b", c.owned("b", 2, 0), 1)

@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -68,23 +67,6 @@ func TestBan(t *testing.T) {
 		// 1 at first, 1 from memory, 1 after two minutes, 3 a minute, and 1 at the end.
 		got = c.stats("login")
 		expect.True(t, got.Refused == 172 && got.Banned == got.Refused && got.Bans == 1, "counted %+v", got)
-
-		// What can never pass says nothing of the key. A charge that goes beyond the limit refuses nobody; the next
-		// check is refused.
-		other := onPolicy("login", "other")
-		d = n.check(t, named("login", "other", 3))
-		expect.True(t, !d.Banned && d.RetryAfter == algo.Never, "never: %+v", d)
-		d, err = n.Charge(t.Context(), limit.Charge{Target: other, Amount: units(3)})
-		expect.True(t, err == nil && !d.Allowed && !d.Banned, "a charge beyond the limit: %+v, %v", d, err)
-		d = n.check(t, limit.Check{Target: other, Cost: 1, Always: true})
-		expect.True(t, !d.Allowed && d.Banned && (d.Granted == 0 || d.Granted == 1),
-			"a check that charges always: %+v", d)
-		must.NoError(t, n.Reset(t.Context(), other))
-		expect.True(t, n.check(t, named("login", "other", 1)).Allowed, "after a reset")
-		for key, limit := range map[string]int64{"vip": 100, "free": 1000} {
-			n.check(t, named("login", key, limit))
-			expect.Equal(t, n.check(t, named("login", key, 1)).Banned, key == "vip", "%s", key)
-		}
 	})
 }
 

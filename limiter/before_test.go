@@ -83,30 +83,6 @@ func TestARefusalIsRememberedWhereItWasAsked(t *testing.T) {
 	})
 }
 
-func TestSeveralLimitsAreRememberedTogether(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		key, n := c.owned("two", 1, 0), c.nodes[0]
-		n.check(t, named("two", key, 5))
-		first := n.check(t, named("two", key, 1))
-		c.advance(100 * time.Millisecond)
-		d := n.check(t, named("two", key, 1))
-		expect.True(t, len(d.Limits) == 2 && d.Limits[0].RetryAfter < first.Limits[0].RetryAfter &&
-			d.Limits[1].ResetAfter < first.Limits[1].ResetAfter, "%+v, at first %+v", d, first)
-		c.advance(100 * time.Millisecond)
-		again := n.check(t, named("two", key, 1))
-		expect.True(t, again.Limits[0].RetryAfter < d.Limits[0].RetryAfter, "%+v, before %+v", again, d)
-		c.wantMessages(0, "asked until shortly before the end", func() {
-			for range 7 { // each time it is as good for as long as it was
-				for range 20 {
-					n.check(t, named("two", key, 1))
-				}
-				c.advance(100 * time.Millisecond)
-			}
-			n.check(t, named("two", key, 1))
-		})
-	})
-}
-
 func TestWhatIsNotRemembered(t *testing.T) {
 	reserve := func(t *testing.T, n *testNode, target limit.Target) string {
 		d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
@@ -174,22 +150,6 @@ func TestWhatIsNotRemembered(t *testing.T) {
 	}
 }
 
-// TestARefusalUnderARequestIDIsRemembered: also where something has been forgotten before.
-func TestARefusalUnderARequestIDIsRemembered(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		n, q := c.nodes[0], limit.Check{Target: onPolicy("log", c.owned("log", 1, 0)), Cost: 5}
-		n.check(t, q)
-		must.Value(n.Refund(t.Context(), q.Target, 1, ""))(t)
-		named := q
-		named.RequestID = "r"
-		must.True(t, !n.check(t, named).Allowed, "admitted")
-		c.wantMessages(0, "another check of the same cost", func() {
-			d := n.check(t, q)
-			expect.True(t, !d.Allowed && d.RequestID == "", "%+v", d)
-		})
-	})
-}
-
 // TestWhatMayBeChargedForgets: a charge that was made, or may have been without an answer, makes those wait longer who
 // were refused more.
 func TestWhatMayBeChargedForgets(t *testing.T) {
@@ -216,26 +176,6 @@ func TestWhatMayBeChargedForgets(t *testing.T) {
 			expect.True(t, !d.Allowed && d.RetryAfter >= 9*time.Second, "after a charge %s: %+v", what, d)
 		})
 	}
-}
-
-// TestARefusalFromMemoryCountsFromItsDecision: how long the question was on its way is not taken off the time to wait.
-func TestARefusalFromMemoryCountsFromItsDecision(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		n, q := c.nodes[0], named("log", c.owned("log", 1, 0), 5)
-		n.check(t, q)
-		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
-			c.advance(300 * time.Millisecond)
-			deliver()
-		})
-		first := n.check(t, q)
-		c.advance(100 * time.Millisecond)
-		c.wantMessages(0, "from memory", func() {
-			left := first.RetryAfter - 100*time.Millisecond
-			if d := n.check(t, q); d.RetryAfter < left || d.RetryAfter > left+time.Millisecond {
-				t.Errorf("%v to wait, and 100 ms later %v", first.RetryAfter, d.RetryAfter)
-			}
-		})
-	})
 }
 
 func TestWhatGivesBackForgets(t *testing.T) {

@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,32 +123,6 @@ func TestNodeBorrows(t *testing.T) {
 	})
 }
 
-// TestReservationsBesideLoans: what is reserved and settled is of the owner's state, whatever is on loan.
-func TestReservationsBesideLoans(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
-		owner, node := c.nodes[0], c.nodes[1]
-		target := onPolicy("p", c.owned("p", 0, 0))
-		c.heat(node, named("p", target.Key, 2))
-		state := func() limit.KeyState {
-			is, _, err := owner.Describe(&target)
-			must.True(t, err == nil && len(is.Limits) == 1, "%+v, %v", is, err)
-			return is
-		}
-		before := state()
-		d := must.Value(node.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(2)}))(t)
-		must.True(t, d.Allowed, "%+v", d)
-		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-2 {
-			t.Errorf("with 2 reserved: %+v, before: %+v", is, before)
-		}
-		s, err := node.Commit(t.Context(),
-			limit.Commit{Target: target, Amount: units(1), ReservationID: d.ReservationID})
-		expect.NoError(t, err, "%+v", s)
-		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-1 {
-			t.Errorf("with 1 of 2 committed: %+v, before: %+v", is, before)
-		}
-	})
-}
-
 // TestWhoObeysIsAdmittedBesideLoans: who was refused more than what is free passes after retry_after, whatever the node
 // that was asked has spent of a loan: what it had not reported by then is asked for before the refusal, and after what
 // it spends later it asks again.
@@ -211,36 +184,6 @@ func (n *testNode) heatsNothing(c *testCluster, policy string) bool {
 		n.check(c.t, named(policy, key, 1))
 	}
 	return n.borrowing.book.Loans() > before
-}
-
-// TestNodeIsRecalled: an owner asks nodes, itself too, for what they have before it refuses.
-func TestNodeIsRecalled(t *testing.T) {
-	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
-		key := c.owned("small", 0, 0)
-		used := c.heat(c.nodes[1], named("small", key, 1)) + c.heat(c.nodes[2], named("small", key, 1))
-		c.pass(20 * time.Millisecond)
-		must.True(t, c.onLoan(c.nodes[0], "small", key) != 0, "nothing is on loan")
-		for range 3 { // which it tells when it is asked
-			c.nodes[1].check(t, named("small", key, 1))
-			used++
-		}
-		d := c.nodes[0].check(t, named("small", key, 1000-used))
-		must.True(t, d.Allowed && d.Remaining == 0, "%d were used: %+v", used, d)
-		expect.Equal(t, c.stats("small").Allowed, uint64(used)+1, "checks are counted, want %d", used+1)
-		var after time.Duration
-		for _, n := range c.nodes {
-			d := n.check(t, named("small", key, 1))
-			expect.True(t, !d.Allowed && !d.RetryAfterEstimated, "more than the limit: %+v", d)
-			after = d.RetryAfter
-		}
-		s := c.nodes[0].Loans()
-		expect.True(t, s.Recalled != 0 && s.Unanswered == 0, "%+v", s)
-		// All is returned, so that it is known when there is room again.
-		c.advance(after - 10*time.Microsecond)
-		expect.True(t, !c.nodes[0].check(t, named("small", key, 1)).Allowed, "before %v", after)
-		c.advance(10 * time.Microsecond)
-		expect.True(t, c.nodes[0].check(t, named("small", key, 1)).Allowed, "after %v", after)
-	})
 }
 
 // TestBorrowingInANodesName is an attack: another process has reported to the owner, under the boot of a node that
@@ -422,107 +365,44 @@ func TestSeveralLimitsAreLent(t *testing.T) {
 	}
 }
 
-// TestLoanedPartitionMoves: reports go to who holds the key by then; and a node that becomes the holder of what it has
-// borrowed returns it.
-func TestLoanedPartitionMoves(t *testing.T) {
-	for _, to := range []int{1, 2} {
-		t.Run(fmt.Sprint(to), func(t *testing.T) {
-			inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
-				key := c.owned("p", 0, 0)
-				used := c.heat(c.nodes[1], named("p", key, 1))
-				for range 10 {
-					c.nodes[1].check(t, named("p", key, 1))
-					used++
-				}
-				// What a planned move does: the state, its loans in it, and then the route.
-				part := ring.Partition(ring.Hash(testKey, "p", key))
-				move(t, c.nodes[0].Limiter, c.nodes[to].Limiter, part)
-				for _, n := range c.nodes {
-					c.see(n, func(p int) ownership.Route {
-						if p == part {
-							return c.holder(n, to)
-						}
-						return c.holder(n, p%3)
-					})
-				}
-				if to != 1 {
-					for range 20 {
-						c.nodes[1].check(t, named("p", key, 1))
-						used++
-					}
-				} else { // what it has of its own it uses up, or returns, and has no more
-					for range 70 {
-						must.True(t, c.nodes[1].all(t, named("p", key, 1)).Allowed, "refused")
-						used++
-						c.pass(5 * time.Millisecond)
-					}
-					expect.Equal(t, c.onLoan(c.nodes[1], "p", key), 0, "are on loan to who decides")
-				}
-				c.pass(3 * time.Second)
-				expect.Equal(t, c.onLoan(c.nodes[to], "p", key), 0, "are on loan")
-				d := c.nodes[to].check(t, named("p", key, 0))
-				expect.Equal(t, d.Remaining, 10000-used, "%+v, want %d used", d, used)
-			})
-		})
-	}
-}
-
-// TestReportsToANodeThatIsCutOff: what a node has on loan it goes on spending while the holder cannot be reached; and
-// three reports of a loan at most are in flight.
+// TestReportsToANodeThatIsCutOff: three reports of a loan at most are in flight while its holder cannot be reached.
 func TestReportsToANodeThatIsCutOff(t *testing.T) {
-	borrowed := func(t *testing.T, f func(c *testCluster, keys []string, take func(key string) bool)) {
-		inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
-			node := c.nodes[1]
-			var keys []string
-			for i := range 12 {
-				keys = append(keys, c.owned("p", 0, i))
-				for node.borrowing.book.Loans() <= i {
-					node.check(t, named("p", keys[i], 1))
-				}
-				c.pass(5 * time.Millisecond)
+	inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		node := c.nodes[1]
+		var keys []string
+		for i := range 12 {
+			keys = append(keys, c.owned("p", 0, i))
+			for node.borrowing.book.Loans() <= i {
+				node.check(t, named("p", keys[i], 1))
 			}
-			f(c, keys, func(key string) bool {
-				_, _, ok := node.borrowing.book.Take(loanKey{state: state{"p", key}}, 1, node.borrowing.clock)
-				return ok
-			})
+			c.pass(5 * time.Millisecond)
+		}
+		take := func(key string) bool {
+			_, _, ok := node.borrowing.book.Take(loanKey{state: state{"p", key}}, 1, node.borrowing.clock)
+			return ok
+		}
+		under, most := map[string]int{}, 0
+		count := func(ops []*Op, n int) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			for _, op := range ops {
+				under[op.Key] += n
+				most = max(most, under[op.Key])
+			}
+		}
+		c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, ops []*Op, _ func()) {
+			count(ops, 1)
+			<-ctx.Done()
+			count(ops, -1)
 		})
-	}
-	t.Run("spends", func(t *testing.T) {
-		borrowed(t, func(c *testCluster, keys []string, take func(string) bool) {
-			c.tamper(refused)
-			for range 10 { // for longer than a loan that has enough left is not reported
-				for _, key := range keys {
-					must.True(t, take(key), "nothing is left of what is on loan of %s", key)
+		for range 10 {
+			for _, key := range keys {
+				for take(key) {
 				}
-				c.pass(30 * time.Millisecond)
+				c.pass(10 * time.Millisecond) // one after the other they are to be renewed
 			}
-		})
-	})
-	t.Run("reports", func(t *testing.T) {
-		borrowed(t, func(c *testCluster, keys []string, take func(string) bool) {
-			under, most := map[string]int{}, 0
-			count := func(ops []*Op, n int) {
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				for _, op := range ops {
-					under[op.Key] += n
-					most = max(most, under[op.Key])
-				}
-			}
-			c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, ops []*Op, _ func()) {
-				count(ops, 1)
-				<-ctx.Done()
-				count(ops, -1)
-			})
-			for range 10 {
-				for _, key := range keys {
-					for take(key) {
-					}
-					c.pass(10 * time.Millisecond) // one after the other they are to be renewed
-				}
-			}
-			expect.Equal(t, most, 3, "reports of one loan were in flight at once")
-		})
+		}
+		expect.Equal(t, most, 3, "reports of one loan were in flight at once")
 	})
 }
 

@@ -1,10 +1,6 @@
 package limiter
 
 import (
-	"context"
-	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,47 +23,6 @@ const hundred = `policies:
   - {name: concurrency, algorithm: concurrency, limit: 100, ttl: 30s}
 `
 
-// ask takes one unit, by the call that suits the policy.
-func ask(ctx context.Context, n *testNode, policy, key string) (limit.Decision, error) {
-	if policy == "concurrency" {
-		return n.Acquire(ctx, limit.Acquire{Target: onPolicy(policy, key), Cost: 1})
-	}
-	got, err := n.Check(ctx, []limit.Check{named(policy, key, 1)})
-	if err != nil {
-		return limit.Decision{}, err
-	}
-	return got[0].Decision, got[0].Err
-}
-
-func TestExactlyTheLimitUnderConcurrentCallers(t *testing.T) {
-	const keys, callers = 5, 300
-	for _, p := range policies(t, hundred).Policies() {
-		t.Run(p.Name, func(t *testing.T) {
-			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-				var admitted [keys]atomic.Int64
-				var wg sync.WaitGroup
-				for i := range callers {
-					wg.Go(func() {
-						for k := range keys {
-							d, err := ask(t.Context(), c.nodes[i%3], p.Name, fmt.Sprint(k))
-							expect.NoError(t, err)
-							if d.Allowed {
-								admitted[k].Add(1)
-							}
-						}
-					})
-				}
-				wg.Wait()
-				for k := range admitted {
-					n := admitted[k].Load()
-					expect.True(t, n == 100, "key %d: %d admitted", k, n)
-				}
-				c.wantStats(PolicyStats{Policy: p.Name, Allowed: 100 * keys, Refused: (callers - 100) * keys})
-			})
-		})
-	}
-}
-
 func TestSeveralLimitsListEach(t *testing.T) {
 	const text = `policies: [{name: p, algorithm: sliding_log, limits: [2/1s, 3/1m]}]`
 	inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
@@ -86,45 +41,6 @@ func TestSeveralLimitsListEach(t *testing.T) {
 			d.ResetAfter <= time.Minute, "%+v", d)
 		d = c.nodes[0].check(t, named("p", "k", 1))
 		expect.True(t, !d.Allowed && d.RetryAfter == 59*time.Second, "%+v", d)
-	})
-}
-
-func TestCosts(t *testing.T) {
-	const text = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}, {name: leaky, algorithm: leaky_bucket, limit: 4, window: 1s, capacity: 10}]`
-	inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
-		for i, step := range []struct {
-			q       limit.Check
-			allowed bool
-			granted int64
-			left    int64
-			retry   time.Duration
-		}{
-			{named("p", "k", 0), true, 0, 10, 0},
-			{named("p", "k", 7), true, 7, 3, 0},
-			{named("p", "k", 4), false, 0, 3, time.Minute},
-			{limit.Check{Target: onPolicy("p", "k"), Cost: 4, Partial: true}, true, 3, 0, 0},
-			{limit.Check{Target: onPolicy("p", "k"), Cost: 4, Partial: true}, false, 0, 0, time.Minute},
-			{named("p", "k", 0), false, 0, 0, time.Minute},
-			{named("p", "k", 11), false, 0, 0, algo.Never},
-			{named("p", "k", algo.MaxLimit), false, 0, 0, algo.Never},
-		} {
-			d := c.nodes[i%2].check(t, step.q)
-			expect.True(t, d.Allowed == step.allowed && d.Granted == step.granted && d.Remaining == step.left &&
-				d.RetryAfter == step.retry, "step %d: %+v, want %+v", i, d, step)
-		}
-		n, err := c.nodes[0].Refund(t.Context(), onPolicy("p", "k"), 4, "")
-		expect.True(t, n == 4 && err == nil, "refunded %d, %v", n, err)
-		n, err = c.nodes[1].Refund(t.Context(), onPolicy("p", "k"), 40, "")
-		expect.True(t, n == 6 && err == nil, "refunded %d, %v", n, err)
-		c.nodes[0].check(t, named("p", "k", 9))
-		expect.NoError(t, c.nodes[1].Reset(t.Context(), onPolicy("p", "k")))
-		expect.Equal(t, c.nodes[0].check(t, named("p", "k", 0)).Remaining, 10, "after the reset")
-		for i := range 12 {
-			d := c.nodes[i%2].check(t, named("leaky", "k", 1))
-			want := time.Duration(i) * 250 * time.Millisecond
-			expect.True(t, (i < 10 || !d.Allowed && d.RetryAfter == 250*time.Millisecond) &&
-				(i >= 10 || d.Allowed && d.Delay == want), "leaky %d: %+v", i, d)
-		}
 	})
 }
 
@@ -188,60 +104,6 @@ func TestResetOfStatelessKey(t *testing.T) {
 		expect.NoError(t, n.Reset(t.Context(), onPolicy("p", "k")))
 		c.setPolicies(limited)
 		expect.Equal(t, n.check(t, named("p", "k", 0)).Remaining, 2)
-	})
-}
-
-func TestRequestIDs(t *testing.T) {
-	const text = `policies:
-  - {name: p, algorithm: leaky_bucket, limit: 10, window: 10s, capacity: 10}
-  - {name: q, algorithm: sliding_log, limit: 10, window: 1m}
-  - {name: c, algorithm: concurrency, limit: 3, ttl: 30s}`
-	inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
-		with := func(policy string, cost int64, id string, partial bool) limit.Check {
-			q := named(policy, "k", cost)
-			q.RequestID, q.Partial = id, partial
-			return q
-		}
-		c.nodes[0].check(t, with("p", 2, "a", false))
-		first := c.nodes[0].check(t, with("p", 3, "b", false))
-		expect.True(t, first.Delay == 2*time.Second && first.RequestID == "b", "%+v", first)
-		for i := range 6 {
-			again := c.nodes[i%3].check(t, with("p", 3, "b", false))
-			expect.True(t, again.Allowed && again.Granted == 3 && again.Delay == first.Delay &&
-				again.Remaining == 5 && again.RequestID == "b", "repeated: %+v", again)
-		}
-		c.nodes[1].checkError(t, with("p", 2, "b", false), limit.Invalid, "request_id")
-		// Refusals are decided afresh.
-		expect.True(t, !c.nodes[2].check(t, with("p", 6, "c", false)).Allowed, "admitted")
-		c.advance(time.Second)
-		d := c.nodes[0].check(t, with("p", 6, "c", false))
-		expect.True(t, d.Allowed && d.Remaining == 0, "%+v", d)
-		// A partial admission is repeated as it was. Another policy's ids are others.
-		c.nodes[1].check(t, with("q", 8, "b", false))
-		for i := range 3 {
-			d := c.nodes[i].check(t, with("q", 5, "p", true))
-			expect.True(t, d.Allowed && d.Granted == 2 && d.Remaining == 0, "%+v", d)
-		}
-		// A peek is no charge, whatever its id.
-		d = c.nodes[1].check(t, with("q", 0, "b", false))
-		expect.True(t, !d.Allowed && d.Granted == 0, "%+v", d)
-		lease := ""
-		for i := range 6 {
-			d, err := c.nodes[i%3].Acquire(t.Context(),
-				limit.Acquire{Target: onPolicy("c", "k"), Cost: 2, RequestID: "a"})
-			expect.True(t, err == nil && d.Allowed && d.Granted == 2 && d.Remaining == 1 && d.LeaseID != "" &&
-				(lease == "" || d.LeaseID == lease), "acquired %+v, %v; the lease was %q", d, err, lease)
-			lease = d.LeaseID
-		}
-		_, err := c.nodes[2].Acquire(t.Context(), limit.Acquire{Target: onPolicy("c", "k"), Cost: 1, RequestID: "a"})
-		wantError(t, err, limit.Invalid, "request_id")
-		// An id is forgotten after a minute at the earliest.
-		c.advance(59 * time.Second)
-		d = c.nodes[1].check(t, with("q", 8, "b", false))
-		expect.True(t, d.Allowed && d.Remaining == 0, "%+v", d)
-		c.advance(time.Second)
-		d = c.nodes[1].check(t, with("q", 8, "b", false))
-		expect.True(t, d.Allowed && d.Remaining == 2, "%+v", d)
 	})
 }
 
@@ -330,76 +192,6 @@ func TestOnlyTheOwnerKnowsPolicies(t *testing.T) {
 		expect.True(t, d.Allowed && d.Remaining == 1, "%+v", d)
 		c.nodes[0].checkError(t, named("new", c.owned("new", 0, 0), 1), limit.NotFound, "policy")
 		c.nodes[1].checkError(t, named("new", c.owned("new", 0, 0), 1), limit.NotFound, "policy")
-	})
-}
-
-func TestConcurrency(t *testing.T) {
-	const text = `policies:
-  - {name: c, algorithm: concurrency, limit: 3, ttl: 30s, overrides: [{key: free, unlimited: true}, {key: bad, blocked: true}]}
-  - {name: w, algorithm: fixed_window, limit: 3, window: 1m}`
-	inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
-		ctx := t.Context()
-		n := c.nodes
-		leases := onPolicy("c", "k")
-		inline := inlineTarget(algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: 30 * time.Second}, "k")
-		window := onPolicy("w", "k")
-		inlineWindow := inlineTarget(algo.Limit{Algorithm: algo.FixedWindow, Limit: 3, Window: 30 * time.Second}, "k")
-
-		// What does not suit the kind of limit.
-		for i, target := range []limit.Target{leases, inline, {Policy: "c", Key: "free"}, {Policy: "c", Key: "bad"}} {
-			field := map[bool]string{true: "policy", false: "limit"}[target.Limit == nil]
-			n[i%3].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, field)
-			wantError(t, expect.Err(n[i%3].Refund(ctx, target, 1, "")), limit.Invalid, field)
-		}
-		for i, target := range []limit.Target{window, inlineWindow} {
-			field := map[bool]string{true: "policy", false: "limit"}[target.Limit == nil]
-			wantError(t, expect.Err(n[i].Acquire(ctx, limit.Acquire{Target: target, Cost: 1})), limit.Invalid, field)
-			wantError(t, expect.Err(n[i].Renew(ctx, target, "0000000000000001", 0)), limit.Invalid, field)
-			wantError(t, expect.Err(n[i].Release(ctx, target, "0000000000000001")), limit.Invalid, field)
-		}
-		c.wantStats(PolicyStats{Policy: "c", Errors: 3})
-		c.wantStats(PolicyStats{Policy: "w", Errors: 1})
-		c.wantStats(PolicyStats{Policy: "(inline)", Errors: 2})
-
-		for _, target := range []limit.Target{leases, inline} {
-			d := n[0].check(t, limit.Check{Target: target})
-			expect.True(t, d.Allowed && d.Remaining == 3, "peek %+v", d)
-			d, err := n[0].Acquire(ctx, limit.Acquire{Target: target, Cost: 2, TTL: 10 * time.Second})
-			must.True(t, err == nil && d.Allowed && d.LeaseID != "", "%+v, %v", d, err)
-			e := must.Value(n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 2}))(t)
-			expect.True(t, !e.Allowed && e.LeaseID == "" && e.RetryAfter == 10*time.Second, "%+v", e)
-			_, err = n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 1, TTL: 31 * time.Second})
-			wantError(t, err, limit.Invalid, "ttl")
-			wantError(t, expect.Err(n[1].Renew(ctx, target, d.LeaseID, 31*time.Second)), limit.Invalid, "ttl")
-			c.advance(9 * time.Second)
-			left, err := n[2].Renew(ctx, target, d.LeaseID, 0)
-			expect.True(t, left == 30*time.Second && err == nil, "%v, %v", left, err)
-			left, err = n[1].Renew(ctx, target, d.LeaseID, time.Second)
-			expect.True(t, left == time.Second && err == nil, "%v, %v", left, err)
-			for i, want := range []bool{true, false, false} {
-				ok, err := n[i].Release(ctx, target, d.LeaseID)
-				expect.True(t, ok == want && err == nil, "released %v, %v", ok, err)
-			}
-			wantError(t, expect.Err(n[0].Renew(ctx, target, d.LeaseID, 0)), limit.NotFound, "lease_id")
-			d, _ = n[0].Acquire(ctx, limit.Acquire{Target: target, Cost: 3})
-			c.advance(30 * time.Second)
-			ok, err := n[1].Release(ctx, target, d.LeaseID)
-			expect.True(t, !ok && err == nil, "released %v, %v", ok, err)
-			_, err = n[1].Renew(ctx, target, d.LeaseID, 0)
-			expect.True(t, err != nil, "renewed an expired lease")
-		}
-
-		// Keys that hold nothing.
-		d, err := n[0].Acquire(ctx, limit.Acquire{Target: onPolicy("c", "free"), Cost: 9})
-		expect.True(t, err == nil && d.Allowed && d.LeaseID == "", "%+v, %v", d, err)
-		d, err = n[0].Acquire(ctx, limit.Acquire{Target: onPolicy("c", "bad"), Cost: 9})
-		expect.True(t, err == nil && !d.Allowed && d.RetryAfter == algo.Never, "%+v, %v", d, err)
-		for _, key := range []string{"free", "bad"} {
-			_, err = n[1].Renew(ctx, onPolicy("c", key), "0000000000000001", 0)
-			wantError(t, err, limit.NotFound, "lease_id")
-			ok, err := n[1].Release(ctx, onPolicy("c", key), "0000000000000001")
-			expect.True(t, !ok && err == nil, "released %v, %v", ok, err)
-		}
 	})
 }
 

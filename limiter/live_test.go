@@ -15,39 +15,6 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-func TestPolicyChangeAppliesToLiveState(t *testing.T) {
-	set := func(rule string) string { return "policies: [{name: p, " + rule + "}]" }
-	for _, test := range []struct {
-		what     string
-		from, to string
-		left     int64 // when 6 of 10 were used
-	}{
-		{"raised", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 20, window: 1m",
-			14},
-		{"lowered", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 5, window: 1m", 0},
-		{"window", "algorithm: fixed_window, limit: 10, window: 1m", "algorithm: fixed_window, limit: 10, window: 1h",
-			4},
-		{"algorithm", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: token_bucket, limit: 10, window: 1m",
-			4},
-		{"several", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limits: [8/1m, 100/1h]",
-			2},
-		{"override", "algorithm: sliding_log, limit: 10, window: 1m",
-			"algorithm: sliding_log, limit: 10, window: 1m, overrides: [{prefix: key-, limit: 7}]", 1},
-		{"nothing but words", "algorithm: sliding_log, limit: 10, window: 1m",
-			"algorithm: sliding_log, limits: [10/60s]", 4},
-		{"on_error", "algorithm: sliding_log, limit: 10, window: 1m",
-			"algorithm: sliding_log, limit: 10, window: 1m, on_error: closed", 4},
-	} {
-		t.Run(test.what, func(t *testing.T) {
-			inBubble(t, 2, Config{Policies: policies(t, set(test.from))}, func(t *testing.T, c *testCluster) {
-				c.nodes[0].check(t, named("p", "key-0", 6))
-				c.setPolicies(set(test.to))
-				expect.Equal(t, c.nodes[1].check(t, named("p", "key-0", 0)).Remaining, test.left, "left")
-			})
-		})
-	}
-}
-
 // TestReconcile: a key that nobody asks about is brought under the new policy at the change and not at its next check,
 // when what the new algorithm counts as if admitted now would be dated too late.
 func TestReconcile(t *testing.T) {
@@ -173,22 +140,6 @@ func TestStatsAndPeaks(t *testing.T) {
 		n.check(t, named("p", "b", 1))
 		want["p"] = PolicyStats{Policy: "p", Allowed: 3, Refused: 2, PeakCount: 5, PeakUtilization: 1}
 		read() // q is gone and its counts are not
-	})
-}
-
-func TestClose(t *testing.T) {
-	inBubble(t, 1, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
-		n := c.nodes[0]
-		var wg sync.WaitGroup
-		for range 3 {
-			wg.Go(n.Close)
-		}
-		wg.Wait()
-		n.Close()
-		n.SetPolicies(policies(t, plain))
-		n.SetPolicies(nil)
-		n.SetPolicies(policies(t, plain))
-		expect.True(t, n.check(t, named("p", "k", 1)).Allowed, "refused")
 	})
 }
 

@@ -2,15 +2,12 @@ package limiter
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/expect"
@@ -210,24 +207,6 @@ func TestSilentBorrower(t *testing.T) {
 	expect.True(t, !d.Allowed && !d.RetryAfterEstimated, "nothing is on loan: %+v", d)
 }
 
-// TestAlwaysBesideLoans: a charge that asks for no room is made once, whatever is on loan, also where it would have
-// been admitted without the loans.
-func TestAlwaysBesideLoans(t *testing.T) {
-	for _, test := range []struct{ before, cost, left int64 }{{0, 90, 10}, {80, 5, 15}, {90, 5, 5}} {
-		l := lender(t)
-		lent(t, l, wants(1))
-		charge := limit.Check{Target: onPolicy("p", "k"), Cost: test.cost, Always: true}
-		if test.before > 0 {
-			must.Value(l.Check(t.Context(), []limit.Check{{Target: charge.Target, Cost: test.before, Always: true}}))(t)
-		}
-		got, err := l.Check(t.Context(), []limit.Check{charge})
-		must.True(t, err == nil && !got[0].Allowed && got[0].Granted == test.cost, "%+v: %+v, %v", test, got, err)
-		expect.Equal(t, check(t, l, "p", 0).Remaining, 0, "%+v: left beside 16 on loan", test)
-		lent(t, l, limit.Borrow{Target: charge.Target, ID: loanID, Totals: algo.Totals{Granted: 16, Returned: 16}})
-		expect.Equal(t, check(t, l, "p", 0).Remaining, test.left, "%+v: left", test)
-	}
-}
-
 // TestReportWithoutRoom: where there is no room for the key of a loan, nothing of what is reported is confirmed, so
 // that it is reported again.
 func TestReportWithoutRoom(t *testing.T) {
@@ -286,70 +265,6 @@ func TestWhatIsNotLent(t *testing.T) {
 	for _, policy := range []string{"kept", "shadow", "small", "free", "tried", "unknown", ""} {
 		a := lent(t, l, limit.Borrow{Target: onPolicy(policy, "k"), ID: loanID, Want: 16})
 		expect.True(t, a.Granted == 0 && a.Term == 0 && a.Again >= time.Second, "of %q: %+v", policy, a)
-	}
-}
-
-// TestLoanDecisionsAreCounted: what a borrower admits is counted where it is reported, once, unless the borrower has
-// counted it.
-func TestLoanDecisionsAreCounted(t *testing.T) {
-	l := lender(t)
-	counted := func() (n uint64) {
-		for _, s := range l.Counts() {
-			n += s.Allowed
-		}
-		return n
-	}
-	for i, c := range []struct {
-		target  limit.Target
-		counted bool
-		want    uint64
-	}{
-		{onPolicy("p", "k"), false, 5},
-		{onPolicy("p", "l"), true, 0},
-		{inlineTarget(algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, "k"), false, 5},
-	} {
-		before := counted()
-		b := limit.Borrow{Target: c.target, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16,
-			Counted: c.counted}
-		must.Equal(t, lent(t, l, b).Granted, 16)
-		b.Totals = algo.Totals{Granted: 16, Spent: 9, Checks: 5}
-		lent(t, l, b)
-		lent(t, l, b) // its answer was lost
-		n := counted() - before
-		expect.True(t, n == c.want, "%+v: %d decisions were counted, want %d", c, n, c.want)
-	}
-}
-
-// TestPanicDuringARecall: after a panic in a check that has units on loan called back, or waits for them, its key is
-// lent again.
-func TestPanicDuringARecall(t *testing.T) {
-	for _, waits := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			var mistaken atomic.Bool
-			process := ProcessClock()
-			l := started(t, Config{Policies: policies(t, loanPolicies), Clock: func() algo.Instant {
-				if mistaken.CompareAndSwap(true, false) {
-					panic("mistake")
-				}
-				return process()
-			}})
-			lent(t, l, wants(1))
-			defer l.OpenBorrower(1, func(limit.Recall) {
-				if !waits {
-					panic("mistake")
-				}
-				mistaken.Store(true) // when the clock is read again it has been waited for
-			})()
-			err := panics.Call(func() error {
-				_, err := l.Check(t.Context(), []limit.Check{named("p", "k", 90)})
-				return err
-			})
-			p, ok := errors.AsType[*panics.Error](err)
-			must.True(t, ok && p.Value == "mistake", "waits %t: %v", waits, err)
-			synctest.Wait() // the round ends at the instant at which the check has waited for long enough
-			expect.True(t, !l.loans.recalling(state{scope: "p", key: "k"}),
-				"waits %t: the key is taken to be called back for ever", waits)
-		})
 	}
 }
 
@@ -452,28 +367,6 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 		if d := check(t, l, "p", 90); !d.Allowed || l.Loans().Recalled != 2 {
 			t.Errorf("one that has been heard since: %+v, %+v", d, l.Loans())
 		}
-
-		of := state{scope: "p", key: "other"}
-		r, _ := l.openRound(of, []algo.Loan{{ID: algo.LoanID{Borrower: 2, Number: 1}}}, nil)
-		before := l.Loans().Unanswered
-		l.loans.giveUp(of, r)
-		next, _ := l.openRound(of, []algo.Loan{{ID: algo.LoanID{Borrower: 3, Number: 2}}}, nil)
-		l.loans.giveUp(of, r)
-		if n := l.Loans().Unanswered; n != before+1 || l.loans.rounds[of] != next {
-			t.Errorf("%d are taken for silent by two who have waited for one, and the next round goes on: %v", n-before,
-				l.loans.rounds[of] == next)
-		}
-		l.loans.giveUp(of, next)
-		time.Sleep(silentFor / 2)
-		l.loans.heard(of, algo.LoanID{Borrower: 3}, false)
-		last, _ := l.openRound(of, []algo.Loan{{ID: algo.LoanID{Borrower: 3, Number: 2}}}, nil)
-		l.loans.giveUp(of, last)
-		time.Sleep(silentFor / 4 * 3)
-		for _, silent := range []bool{true, false} {
-			again, _ := l.openRound(of, []algo.Loan{{ID: algo.LoanID{Borrower: 3, Number: 2}}}, nil)
-			expect.Equal(t, again == nil, silent, "one that was heard between two rounds that it has not answered")
-			time.Sleep(silentFor / 2)
-		}
 	})
 }
 
@@ -556,34 +449,6 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 		time.Sleep(recallMost)
 		if l.loans.recalling(of) || l.Loans().Unanswered != 1 {
 			t.Errorf("a recall that nobody waits for goes on: %+v", l.Loans())
-		}
-	})
-}
-
-// TestAskedAnew: a check that has waited for a recall, and found its partition gone meanwhile, has units called back
-// once it is decided after all.
-func TestAskedAnew(t *testing.T) {
-	withLender(t, func(t *testing.T, l *Limiter) {
-		partition := l.partition(l.table.Load().by["p"].hash.Hash("k"))
-		for borrower := range uint64(2) {
-			b := wants(borrower)
-			lent(t, l, b)
-			defer l.OpenBorrower(borrower, func(r limit.Recall) {
-				go func() {
-					if borrower == 0 { // which never answers
-						l.store.Shut(partition)
-						time.Sleep(recallMost + 20*time.Millisecond)
-						l.store.Open(partition)
-						return
-					}
-					b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-					lent(t, l, b)
-				}()
-			})()
-		}
-		beSilent(l, 1, recallMost+10*time.Millisecond)
-		if d := check(t, l, "p", 80); !d.Allowed {
-			t.Errorf("%+v, %+v", d, l.Loans())
 		}
 	})
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -29,97 +28,6 @@ func (n *testNode) commit(t testing.TB, target limit.Target, id string, cost int
 func (n *testNode) left(t testing.TB, target limit.Target) int64 {
 	t.Helper()
 	return n.check(t, limit.Check{Target: target}).Remaining
-}
-
-// TestACommitKeepsTheActualCost does so with every algorithm, through any node.
-func TestACommitKeepsTheActualCost(t *testing.T) {
-	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
-		for n := range 3 {
-			target := onPolicy(p.Name, c.owned(p.Name, n, 0))
-			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(60)})
-			must.True(t, d.Allowed && d.Granted == 60 && d.Remaining == 40 && len(d.ReservationID) == 32,
-				"%+v", d)
-			if d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 41}); d.Allowed {
-				t.Errorf("admitted beside a reservation: %+v", d)
-			}
-			refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 25)
-			expect.True(t, refunded == 35 && err == nil, "commit: %d, %v", refunded, err)
-			expect.Equal(t, c.nodes[2].left(t, target), 75, "left")
-			refunded, err = c.nodes[2].commit(t, target, d.ReservationID, 25)
-			expect.True(t, refunded == 35 && err == nil, "commit, repeated: %d, %v", refunded, err)
-			_, err = c.nodes[2].commit(t, target, d.ReservationID, 24)
-			wantError(t, err, limit.NotFound, "reservation_id")
-			_, err = c.nodes[2].Cancel(t.Context(), target, d.ReservationID)
-			wantError(t, err, limit.NotFound, "reservation_id")
-			expect.Equal(t, c.nodes[2].left(t, target), 75, "left after another commit and a cancel")
-		}
-	})
-}
-
-func TestReservations(t *testing.T) {
-	target := onPolicy("sliding_log", "k")
-	type end func(t *testing.T, c *testCluster, id string) error
-	cancel := func(t *testing.T, c *testCluster, id string) error {
-		_, err := c.nodes[1].Cancel(t.Context(), target, id)
-		return err
-	}
-	keep := func(cost int64) end {
-		return func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, cost)
-			return err
-		}
-	}
-	for _, test := range []struct {
-		name  string
-		after time.Duration
-		end   end
-		kind  limit.Kind // of the error; 0: none
-		what  string
-		left  int64
-	}{
-		{"cancel", 19 * time.Second, cancel, 0, "", 100},
-		{"too late", 21 * time.Second, cancel, limit.NotFound, "reservation_id", 90},
-		{"commit of nothing", 0, keep(0), 0, "", 100},
-		{"commit of all", 0, keep(10), 0, "", 90},
-		{"commit of more", 0, keep(11), limit.Invalid, "cost", 90},
-		{"commit of less than nothing", 0, keep(-1), limit.Invalid, "cost", 90},
-		{"commit of more, then of less", 0, func(t *testing.T, c *testCluster, id string) error {
-			wantError(t, keep(11)(t, c, id), limit.Invalid, "cost")
-			return keep(5)(t, c, id)
-		}, 0, "", 95},
-		{"of another key", 0, func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].Cancel(t.Context(), onPolicy("sliding_log", "other"), id)
-			return err
-		}, limit.NotFound, "reservation_id", 90},
-		{"not an id", 0, func(t *testing.T, c *testCluster, _ string) error {
-			return cancel(t, c, "0000000000000000")
-		}, limit.Invalid, "reservation_id", 90},
-		{"after a reset", 0, func(t *testing.T, c *testCluster, id string) error {
-			must.NoError(t, c.nodes[1].Reset(t.Context(), target))
-			return cancel(t, c, id)
-		}, limit.NotFound, "reservation_id", 100},
-		{"after the units have left the window", 0, func(t *testing.T, c *testCluster, _ string) error {
-			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(10), TTL: time.Hour})
-			c.advance(2 * time.Minute)
-			refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 5)
-			expect.Equal(t, refunded, 0, "refunded")
-			return err
-		}, 0, "", 100},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-				d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(10), TTL: 20 * time.Second})
-				c.advance(test.after)
-				err := test.end(t, c, d.ReservationID)
-				if test.kind == 0 && err != nil {
-					t.Error(err)
-				} else if test.kind != 0 {
-					wantError(t, err, test.kind, test.what)
-				}
-				expect.Equal(t, c.nodes[2].left(t, target), test.left, "left")
-			})
-		})
-	}
 }
 
 func TestWhatCannotBeReserved(t *testing.T) {

@@ -172,32 +172,6 @@ func TestReceivedLate(t *testing.T) {
 	}
 }
 
-// TestReceivedBeyondBound: what other nodes send counts against the bound, too.
-func TestReceivedBeyondBound(t *testing.T) {
-	inBubble(t, 1, Config{Policies: policies(t, shedding), MaxInFlight: 2}, func(t *testing.T, c *testCluster) {
-		n := c.nodes[0]
-		c.see(n, func(p int) ownership.Route { return ownership.Route{} })
-		ops := make([]*Op, 5)
-		for i := range ops {
-			ops[i] = &Op{Kind: OpCheck, Check: new(named("closed", "k", 1)), Left: time.Second}
-		}
-		rest := n.Receive(ops)
-		got := n.Load()
-		must.True(t, rest != nil && got == (LoadStats{InFlight: 2, MaxInFlight: 2, Full: 3}), "%+v", got)
-		c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
-		rest(t.Context())
-		decided := 0
-		for _, op := range ops {
-			if op.Decision.Allowed {
-				decided++
-			} else if !op.Outcome.Unreachable {
-				t.Errorf("%+v", op.Outcome)
-			}
-		}
-		expect.True(t, decided == 2 && n.Load().InFlight == 0, "%d decided, %+v", decided, n.Load())
-	})
-}
-
 // TestChargedAndTurnedAway: what was decided here and waits for a copy to have it counts as waiting. Beyond the bound
 // it is answered by on_error, and stays charged: never the reverse.
 func TestChargedAndTurnedAway(t *testing.T) {

@@ -108,35 +108,6 @@ func TestCopiedRuleOfAnotherBan(t *testing.T) {
 	}
 }
 
-// TestReservationsBeyondTheCopysBound: where a copy had no room for a reservation of a key, later ones of it give back
-// their own units.
-func TestReservationsBeyondTheCopysBound(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true, MaxReservations: 2})
-	l := newLink(holder, copied, ownership.Backup)
-	l.offset = 0
-	l.sync(t, 0, true)
-	r := rule("p", log(100, minute))
-	reserve := func(s *Store, key string, id uint64, now time.Duration, n int64) {
-		t.Helper()
-		a := must.Value(s.Decide(s.key("p", key), r, at(now), reserveFor(id, n, minute), nil))(t)
-		must.True(t, a.Allowed, "%v", a)
-	}
-	for i, key := range []string{"other", "k", "k"} {
-		reserve(holder, key, uint64(i+1), time.Duration(i)*time.Second, int64(10*(i+1)))
-		l.sync(t, time.Duration(i)*time.Second, false)
-	}
-	take(copied, at(3*time.Second))
-	n, known, err := settle(copied, copied.key("p", "other"), r, at(3*time.Second), reservationOf(1), 0)
-	must.True(t, n == 10 && known && err == nil, "%v %v %v", n, known, err)
-	reserve(copied, "k", 4, 4*time.Second, 5)
-	n, known, err = settle(copied, copied.key("p", "k"), r, at(5*time.Second), reservationOf(4), 0)
-	expect.True(t, n == 5 && known && err == nil, "%d were given back of 5 (%v, %v)", n, known, err)
-	// The units of the one that is not known are in use for as long as they would be without it.
-	expect.Equal(t, decide(t, copied, r, "k", at(62*time.Second-1), cost(0)).Remaining, 70, "are left of 100 beside 30")
-	d := decide(t, copied, r, "k", at(62*time.Second), cost(0))
-	expect.Equal(t, d.Remaining, 100, "are left of 100 beside none")
-}
-
 // TestCopyWithoutRoomForChanges: a copy that has no memory for what is new in a record that it has is of no use, and
 // says so.
 func TestCopyWithoutRoomForChanges(t *testing.T) {
@@ -159,66 +130,6 @@ func TestCopyWithoutRoomForChanges(t *testing.T) {
 		holder.Confirm(0, ownership.Backup, version)
 	}
 	t.Error("all was copied")
-}
-
-// TestCallersAreCopied: a copied record counts to the caller that it counts to at its holder.
-func TestCallersAreCopied(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	r := rule("p", log(100, minute))
-	callers := []string{"a", "b", "a"}
-	for i, caller := range callers {
-		decide(t, holder, r, string(rune('0'+i)), at(0), Call{Request: algo.Request{Cost: 1}, Caller: caller})
-	}
-	l.sync(t, 0, true)
-	for i, caller := range callers {
-		change(t, copied, r, string(rune('0'+i)), func(_ *partition, rec record) {
-			got := rec.spec.caller.label
-			expect.True(t, got == caller, "record %d counts to %q, not to %q", i, got, caller)
-		})
-	}
-}
-
-// TestLossIsCopied: a copy knows, of new keys and of known ones, that what was counted before is lost.
-func TestLossIsCopied(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	closed, strict := rule("closed", log(5, minute)),
-		rule("strict", algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: minute})
-	closed.ColdClosed, strict.Strict = true, true
-	open := func(s *Store) {
-		s.Open(0)
-		grant(s)
-	}
-	holder.TakeOver(0, at(0))
-	open(holder)
-	reserved := reserveFor(1, 1, minute)
-	decide(t, holder, strict, "known", at(0), reserved)
-	holder.TakeOver(0, at(0))
-	l.sync(t, 0, true)
-	holder.Cold(0, at(time.Second))
-	expect.True(t, holder.Pending(0, ownership.Backup) != 0, "nothing is pending after a loss")
-	l.sync(t, time.Second, false)
-	holder.ColdStrict(0, at(2*time.Second))
-	l.sync(t, 2*time.Second, false)
-	l.same(t, "filled", 2*time.Second)
-	copied.TakeOver(0, l.there(2*time.Second))
-	open(copied)
-	for _, s := range []*Store{holder, copied} {
-		now := at(3 * time.Second)
-		if s == copied {
-			now = l.there(3 * time.Second)
-		}
-		for _, r := range []*Rule{closed, strict} {
-			if d := decide(t, s, r, "new", now, cost(0)); d.Remaining != 0 {
-				t.Errorf("%s: %d are left of a new key's, of the copy: %v", r.Scope, d.Remaining, s == copied)
-			}
-		}
-		// Nobody knows any more where its units are.
-		n, known, err := settle(s, s.key("strict", "known"), strict, now, reservationOf(1), 0)
-		expect.True(t, n == 0 && known && err == nil,
-			"%d were given back of what is taken for used up (%v, %v), of the copy: %v", n, known, err, s == copied)
-	}
 }
 
 // TestVersionOfEachChange: what changes a partition, or who follows it, raises its version above all that it had there.

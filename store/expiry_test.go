@@ -21,40 +21,6 @@ func wantUsed(t *testing.T, what string, s *Store, r *Rule, now algo.Instant, wa
 	expect.True(t, 10-d.Remaining == want, "%s: %d are in use, want %d", what, 10-d.Remaining, want)
 }
 
-// TestReleaseAtExpiry: the units of an expired reservation and of its extensions come back once, before the next
-// decision on the key or in the sweep.
-func TestReleaseAtExpiry(t *testing.T) {
-	for _, a := range []algo.Algorithm{algo.SlidingLog, algo.SlidingWindow, algo.SlidingCounter, algo.FixedWindow,
-		algo.TokenBucket, algo.LeakyBucket} {
-		for _, sweep := range []bool{false, true} {
-			s := New(Config{})
-			r := releasing(Async, algo.Limit{Algorithm: a, Limit: 10, Window: time.Hour, Capacity: 10})
-			charge := rule("p", r.Limits...)
-			decide(t, s, r, "k", at(0), cost(1))
-			decide(t, s, r, "k", at(0), reserveFor(1, 3, time.Second))
-			more := reserveFor(1, 2, 0)
-			more.Extend = true
-			decide(t, s, r, "k", at(0), more)
-			decide(t, s, charge, "k", at(0), reserveFor(2, 1, time.Second)) // before a reload
-			once := reserveFor(3, 1, time.Second)
-			once.ReserveOnce = true
-			decide(t, s, r, "k", at(0), once)
-			wantUsed(t, a.String(), s, charge, at(time.Second-1), 8)
-			if sweep {
-				s.Sweep(at(time.Second), 1)
-				expect.Equal(t, s.Stats().Reservations, 0, "reservations are left")
-			}
-			for range 2 {
-				wantUsed(t, a.String(), s, charge, at(time.Second), 3) // after a reload back
-				s.Sweep(at(time.Second), 1)
-			}
-			_, known, err := settle(s, s.key("p", "k"), r, at(time.Second), reservationOf(1), 0)
-			expect.True(t, !known && err == nil, "%v: settled after its end: %v, %v", a, known, err)
-			accounted(t, s)
-		}
-	}
-}
-
 // TestReleaseWhereTheUnitsAre: an expiry gives back no more than a cancel.
 func TestReleaseWhereTheUnitsAre(t *testing.T) {
 	for name, between := range map[string]func(s *Store, k Key, r *Rule){
@@ -112,21 +78,6 @@ func TestReleaseByTheHolder(t *testing.T) {
 	}
 }
 
-// TestReleaseAfterMerge: reservations of a key that both sides know give nothing back when they expire.
-func TestReleaseAfterMerge(t *testing.T) {
-	r := releasing(Async, log(10, minute))
-	for from := range 2 {
-		s := newSplit(t, 2, r)
-		decide(t, s.parties[0].store, r, "k", at(s.now), reserveFor(1, 3, time.Second))
-		s.fork(0, 1)
-		s.merge(from, 1-from)
-		p := s.parties[1-from].store
-		wantUsed(t, "joined", p, r, at(s.now+2*time.Second), 3)
-		expect.Equal(t, p.Stats().Reservations, 0, "reservations are left")
-		accounted(t, p)
-	}
-}
-
 // TestCommitWaitsUnderRelease: a copy without a commit would give back what is kept.
 func TestCommitWaitsUnderRelease(t *testing.T) {
 	for _, d := range []Durability{Async, Escrow, Sync} {
@@ -143,17 +94,4 @@ func TestCommitWaitsUnderRelease(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestCommitBesideExpiry: a commit charges its excess although another reservation of the key has expired.
-func TestCommitBesideExpiry(t *testing.T) {
-	s := New(Config{})
-	r := releasing(Async, log(10, time.Hour))
-	decide(t, s, r, "k", at(0), reserveFor(1, 3, time.Second))
-	decide(t, s, r, "k", at(0), reserveFor(2, 2, minute))
-	out, err := s.Settle(s.key("p", "k"), r, at(time.Second), Settlement{ID: reservationOf(2), Keep: 6})
-	want := (Settled{Known: true, Excess: 4})
-	expect.True(t, out == want && err == nil, "%+v, %v", out, err)
-	wantUsed(t, "committed", s, r, at(time.Second), 6)
-	accounted(t, s)
 }

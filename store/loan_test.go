@@ -69,86 +69,6 @@ func loansCounted(t *testing.T, s *Store) {
 	must.True(t, got == want, "counted are %+v, there are %+v", got, want)
 }
 
-// TestLoansAreCounted: through all that becomes of loans the counts are those of what there is.
-func TestLoansAreCounted(t *testing.T) {
-	bucket := rule("bucket", algo.Limit{Algorithm: algo.TokenBucket, Limit: 2000, Window: time.Minute})
-	rules := []*Rule{rule("log", log(400, 10*time.Second)), rule("window", window(1000, time.Second)), bucket}
-	for seed := range seeds(60) {
-		rng := rand.New(rand.NewPCG(seed, 21))
-		stores := []*Store{New(Config{}), New(Config{Shut: true})}
-		holder, now, most, claims := 0, time.Duration(0), 0, uint64(1)
-		stores[0].TakeOver(0, at(0))
-		instant := func() algo.Instant { return at(now) }
-		// carry brings all that one store has to the staging area of the other.
-		carry := func(from, to *Store) {
-			stage(t, from, to, instant(), 1<<16)
-			from.Detach(0, ownership.Target)
-		}
-		for range 300 {
-			now += time.Duration(rng.Int64N(int64(60 * time.Millisecond)))
-			s, other := stores[holder], stores[1-holder]
-			r := rules[rng.IntN(len(rules))]
-			k := s.key(r.Scope, string(rune('a'+rng.IntN(4))))
-			switch rng.IntN(24) {
-			case 0:
-				now += time.Duration(rng.Int64N(int64(2 * time.Second)))
-			case 1:
-				s.Sweep(instant(), 1)
-			case 2:
-				must.NoError(t, s.Reset(k, r.Scope))
-			case 3: // a move
-				s.Shut(0)
-				loansCounted(t, s)
-				carry(s, other)
-				if rng.IntN(2) == 0 {
-					other.Open(0)
-				}
-				other.Promote(0)
-				loansCounted(t, other)
-				other.Open(0)
-				s.Discard(0)
-				holder = 1 - holder
-			case 4: // a copy that has gone its own way is added
-				carry(s, other)
-				other.Promote(0)
-				if rng.IntN(2) == 0 {
-					claims++
-					other.TakeOver(0, instant()) // which then knows more than the holder
-				}
-				other.Open(0)
-				must.Value(other.Lend(k, r, instant(), Borrow{ID: algo.LoanID{Borrower: 9, Number: seed}, Want: 50}))(t)
-				loansCounted(t, other)
-				other.Shut(0)
-				carry(other, s)
-				must.NoError(t, s.Merge(0, instant()))
-				other.Discard(0)
-			case 5, 6, 7:
-				must.Value(s.Decide(k, r, instant(), cost(rng.Int64N(20)), nil))(t)
-			default:
-				b := Borrow{ID: algo.LoanID{Borrower: 1 + rng.Uint64N(4), Number: rng.Uint64N(3)}, Want: rng.Int64N(80)}
-				if known, ok := holderLoan(s, k, r.Scope, b.ID); ok && !known.Ended {
-					b.Totals = known.Totals
-					b.Totals.Spent += rng.Int64N(known.Left() + 1)
-					b.Totals.Returned += rng.Int64N(b.Totals.Left() + 1)
-				}
-				if r == bucket && rng.IntN(3) == 0 {
-					b.Quota = algo.Quota{Term: time.Duration(1+rng.IntN(5)) * time.Second, Demand: rng.Int64N(20_000),
-						Ahead: time.Second}
-				}
-				must.Value(s.Lend(k, r, instant(), b))(t)
-			}
-			for _, s := range stores {
-				loansCounted(t, s)
-			}
-			most = max(most, stores[holder].Loans().Borrowers)
-		}
-		expect.True(t, most >= 3, "seed %d: %d borrowers at most", seed, most)
-		for _, s := range stores {
-			accounted(t, s)
-		}
-	}
-}
-
 var loanID = algo.LoanID{Borrower: 7}
 
 func TestLend(t *testing.T) {
@@ -183,32 +103,6 @@ func TestLend(t *testing.T) {
 	must.True(t, !d.Allowed && d.RetryAfter == time.Second/2, "dated before the report: %+v", d)
 	must.True(t, decide(t, s, r, "k", at(10*time.Second), cost(80)).Allowed, "refused")
 	accounted(t, s)
-}
-
-// What nobody reports is charged when its loan is due, not when somebody asks.
-func TestLoanExpires(t *testing.T) {
-	for _, asked := range []bool{false, true} {
-		s := New(Config{})
-		r := rule("p", log(100, 10*time.Second))
-		a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 20})
-		until := time.Duration(a.Until)
-		must.True(t, until >= time.Second && until <= 1100*time.Millisecond, "a loan of a second ends after %v", until)
-		if asked {
-			// A report that comes late changes nothing.
-			b := borrow(t, s, r, until+time.Second, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 16}})
-			expect.Equal(t, b.Charged, 0, "charged twice: %+v", b)
-		}
-		if !asked {
-			for range 2 {
-				s.Sweep(at(5*time.Second), 1)
-			}
-			expect.Equal(t, onLoanOf(s, "p"), 0, "the sweep has not ended the loan")
-		}
-		d := decide(t, s, r, "k", at(until+10*time.Second-1), cost(85))
-		must.True(t, !d.Allowed && d.RetryAfter <= 64, "%+v", d)
-		must.True(t, decide(t, s, r, "k", at(until+10*time.Second+32), cost(85)).Allowed, "refused")
-		accounted(t, s)
-	}
 }
 
 func TestLoansStay(t *testing.T) {
@@ -267,26 +161,6 @@ func TestLoanMoves(t *testing.T) {
 	}
 	accounted(t, from)
 	accounted(t, to)
-}
-
-// A loan that its owner has not told anybody of is charged by who comes after, once.
-func TestLoanIsNotKnown(t *testing.T) {
-	s := New(Config{})
-	r := rule("p", log(100, 10*time.Second))
-	for i, want := range []int64{6, 0} {
-		a := borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 20, Spent: 12, Returned: 3}, Known: 6})
-		if a.Charged != want || onLoanOf(s, "p") != 5 {
-			t.Fatalf("report %d: %+v, %d on loan", i, a, onLoanOf(s, "p"))
-		}
-	}
-	for _, bad := range []algo.Totals{{Granted: 1, Spent: 2}, {Granted: -1}, {Granted: 1 << 60},
-		{Granted: 5, Spent: 3, Returned: 3}, {Spent: -1}} {
-		if a := borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8}, Totals: bad}); a.Charged != 0 ||
-			onLoanOf(s, "p") != 5 {
-			t.Errorf("of %+v: %+v, %d on loan", bad, a, onLoanOf(s, "p"))
-		}
-	}
-	accounted(t, s)
 }
 
 func TestLendOnlyWhatIsCopied(t *testing.T) {
@@ -526,42 +400,6 @@ func TestLoanReportsAreBounded(t *testing.T) {
 	}
 }
 
-// TestLoanWithoutMemory: a loan that is not known is not kept where there is no memory for it. What was spent of it and
-// what is left is charged, as far as such a report is believed, and it has ended.
-func TestLoanWithoutMemory(t *testing.T) {
-	s := New(Config{MaxBytes: 1 << 22})
-	r := rule("p", log(100, 10*time.Second))
-	decide(t, s, r, "k", at(0), cost(1))
-	taken := 0
-	for size := 1 << 20; size > 0; size /= 2 {
-		for s.budget.Take(size) {
-			taken += size
-		}
-	}
-	used := s.budget.used.Load()
-	a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16, Totals: algo.Totals{Granted: 20, Spent: 12, Returned: 3},
-		Known: 6})
-	expect.True(t, a.Charged == 6+5 && a.Ended && a.Spent == 17 && a.Term == 0 && a.ID == loanID,
-		"%+v, want 6 that were spent and 5 that are left charged", a)
-	if _, ok := holderLoan(s, s.key("p", "k"), "p", loanID); ok || onLoanOf(s, "p") != 0 {
-		t.Errorf("the loan is kept, %d on loan", onLoanOf(s, "p"))
-	}
-	// Who heard that and reports it again is charged nothing.
-	a = borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 20, Spent: 17, Returned: 3}, Known: 17})
-	expect.Equal(t, a.Charged, 0, "reported again: %+v", a)
-	for i := range uint64(20) {
-		borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8, Number: i},
-			Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit / 2}})
-	}
-	a = borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 9}, Totals: algo.Totals{Granted: -1}})
-	expect.True(t, a.Charged == 0 && !a.Ended, "of totals that cannot be: %+v", a)
-	now := s.budget.used.Load()
-	expect.True(t, now < used+20*loanBytes, "%d bytes more are used", now-used)
-	s.budget.Give(taken)
-	expect.True(t, decide(t, s, r, "k", at(2*10*time.Second), cost(100)).Allowed, "two windows later")
-	accounted(t, s)
-}
-
 // TestPartialBesideLoans: what is on loan stands in the way of a request that is refused, or makes it wait for longer,
 // also where it is less than that asks for, unless the request never passes.
 func TestPartialBesideLoans(t *testing.T) {
@@ -658,34 +496,6 @@ func TestLoanPlaces(t *testing.T) {
 	expect.Equal(t, taken("modest", 16, algo.Totals{}), algo.MaxLoans/4, "another has")
 	expect.Equal(t, taken("", 16, algo.Totals{}), algo.MaxLoans/4, "those without a name have")
 	taken("", 0, algo.Totals{Granted: 3, Spent: 1})
-	accounted(t, s)
-}
-
-// TestLoanChecks: each check that a borrower tells of is counted once, whatever is repeated or comes late, and no more
-// than the units that are charged can have been.
-func TestLoanChecks(t *testing.T) {
-	s := New(Config{})
-	r := rule("p", log(1000, 10*time.Second))
-	id := loanID
-	report := func(now time.Duration, totals algo.Totals, want int64) {
-		t.Helper()
-		a := borrow(t, s, r, now, Borrow{ID: id, Totals: totals, Want: 100})
-		expect.True(t, a.Checked == want, "after %+v at %v: %d checks, want %d", totals, now, a.Checked, want)
-	}
-	report(0, algo.Totals{}, 0)
-	report(0, algo.Totals{Granted: 100, Spent: 10, Checks: 4}, 4)
-	report(0, algo.Totals{Granted: 100, Spent: 10, Checks: 4}, 0)
-	report(0, algo.Totals{Granted: 100, Spent: 12, Checks: 5}, 1)
-	// which were taking their units when the former was made
-	report(0, algo.Totals{Granted: 100, Spent: 12, Checks: 7}, 2)
-	report(0, algo.Totals{Granted: 100, Spent: 10, Checks: 4}, 0) // late
-	report(5*time.Second, algo.Totals{Granted: 100, Spent: 40, Checks: 9}, 2)
-	report(5*time.Second, algo.Totals{Granted: 100, Spent: 40, Checks: 9}, 0)
-	id = algo.LoanID{Borrower: 8}
-	report(5*time.Second, algo.Totals{Granted: 20, Spent: 12, Checks: 12}, 12)
-	a := borrow(t, s, r, 5*time.Second,
-		Borrow{ID: id, Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit, Checks: algo.MaxLimit}})
-	expect.True(t, a.Checked == a.Charged && a.Charged <= 2*1000, "%+v", a)
 	accounted(t, s)
 }
 

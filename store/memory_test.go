@@ -88,27 +88,3 @@ func BenchmarkBytesPerKey(b *testing.B) {
 		})
 	}
 }
-
-// BenchmarkDecide is one decision for one of a million keys, in random order.
-func BenchmarkDecide(b *testing.B) {
-	const keys = 1_000_000
-	for _, a := range byAlgorithm[:6] {
-		b.Run(a.name, func(b *testing.B) {
-			s := fill(b, a.limit, keys)
-			r := &Rule{Scope: "p", Limits: algo.Limits{a.limit}}
-			ks := make([]Key, 1<<16)
-			for i := range ks {
-				ks[i] = s.key("p", name(i*7919%keys))
-			}
-			b.ReportAllocs()
-			i, now := 0, int64(keys)
-			for b.Loop() {
-				now += 1000
-				i++
-				if _, err := s.Decide(ks[i&(1<<16-1)], r, algo.Instant{Mono: now}, cost(1), nil); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -123,34 +123,6 @@ func TestDiskForgets(t *testing.T) {
 	has("p/a")
 }
 
-// TestDiskSkipsAnswers: request ids and reservations of rules without Persist cost the disk nothing, and those with it
-// are told.
-func TestDiskSkipsAnswers(t *testing.T) {
-	d := &disked{Store: New(Config{}), t: t}
-	with, without := rule("with", window(9, time.Minute)), rule("without", window(9, time.Minute))
-	with.Persist = true
-	d.attach(ownership.Disk)
-	call := func(r *Rule, id string) {
-		c := cost(1)
-		c.RequestID = id
-		answer(t, d.Store, r, "k", at(0), c)
-	}
-	call(without, "one")
-	reserve := cost(1)
-	reserve.Reservation, reserve.ReserveFor = reservationOf(1), time.Minute
-	answer(t, d.Store, without, "k", at(0), reserve)
-	expect.NoError(t, expect.Err(d.Settle(d.key(without.Scope, "k"), without, at(0), Settlement{ID: reservationOf(1)})))
-	expect.Equal(t, d.Pending(0, ownership.Disk), 0, "pending")
-	call(with, "two")
-	call(without, "three")
-	disk := New(Config{Shut: true})
-	expect.True(t, disk.Apply(0, false, at(0), d.drain(ownership.Disk)) == nil, "a bad chunk")
-	text := strings.Join(contents(disk, at(0)), "\n")
-	expect.True(t, strings.Contains(text, "two") && !strings.Contains(text, "one") && !strings.Contains(text, "three"),
-		"%s", text)
-	expect.Equal(t, d.Pending(0, ownership.Disk), 0, "pending")
-}
-
 // TestRestoreMuch: of a restored partition the keys that were over long ago are dropped.
 func TestRestoreMuch(t *testing.T) {
 	d := &disked{Store: New(Config{}), t: t}

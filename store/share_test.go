@@ -251,40 +251,6 @@ func TestSharesAgainstWalk(t *testing.T) {
 	}
 }
 
-// TestSharesAtTheBounds is the same where there is not enough room, so that keys are refused, make way and grow in
-// vain.
-func TestSharesAtTheBounds(t *testing.T) {
-	refused := 0
-	for seed := range seeds(100) {
-		rng := rand.New(rand.NewPCG(seed, 22))
-		s := New(Config{Partitions: 4, MaxKeys: 60, MaxBytes: 200_000, ShareOf: shareOf})
-		s.SetShares(3)
-		rules := []*Rule{rule("a", log(3000, time.Second)), rule("b", window(100, time.Second)),
-			rule("ns/c", log(3000, 3*time.Second))}
-		rules[1].MaxKeys, rules[0].MaxBytes = 10, 60_000
-		var now time.Duration
-		for range 400 {
-			now += time.Duration(rng.Int64N(int64(20 * time.Millisecond)))
-			r := rules[rng.IntN(len(rules))]
-			c := Call{Request: algo.Request{Cost: 1 + rng.Int64N(300)}, Caller: []string{"", "", "x", "y"}[rng.IntN(4)]}
-			k := s.key(r.Scope, fmt.Sprint(rng.IntN(50)))
-			switch _, err := s.Decide(k, r, at(now), c, nil); {
-			case errors.Is(err, ErrFull):
-				refused++
-			case err != nil:
-				t.Fatal(err)
-			}
-			walked(t, s)
-			policies, _, _ := s.Shares()
-			for _, one := range policies {
-				must.True(t, one.Name != "b" || one.Keys <= 10, "%+v", one)
-			}
-		}
-		emptied(t, s)
-	}
-	expect.True(t, refused != 0, "nothing was refused")
-}
-
 // TestFullShare: a share at its bound has no room for new keys. Its known keys and everybody else go on, and what
 // becomes idle makes room.
 func TestFullShare(t *testing.T) {

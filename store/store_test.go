@@ -347,31 +347,6 @@ func TestRepeatedAnswers(t *testing.T) {
 	}
 }
 
-func TestReconcile(t *testing.T) {
-	s := New(Config{Partitions: 50})
-	old := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 60, Window: minute})
-	for i := range 200 {
-		decide(t, s, old, fmt.Sprint(i), at(0), cost(60))
-		decide(t, s, rule("q", old.Limits...), fmt.Sprint(i), at(0), cost(60))
-	}
-	fresh := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 600, Window: minute, Capacity: 60})
-	seen := 0
-	s.Reconcile(func() algo.Instant { return at(time.Second) }, func(scope string, key []byte) *Rule {
-		seen++
-		if scope == "p" {
-			return fresh
-		}
-		return nil
-	})
-	expect.Equal(t, seen, 400, "states were looked at")
-	// One second at the old rate gave one unit back, four at the new one forty: not five seconds at either.
-	for i := range 200 {
-		must.Equal(t, decide(t, s, fresh, fmt.Sprint(i), at(5*time.Second), cost(0)).Remaining, 41, "key %d", i)
-		d := decide(t, s, rule("q", old.Limits...), fmt.Sprint(i), at(5*time.Second), cost(0))
-		must.Equal(t, d.Remaining, 5, "untouched key %d: %+v", i, d)
-	}
-}
-
 // TestReconcileOfCopies: records are converted by who decides about them, and its follower is told.
 func TestReconcileOfCopies(t *testing.T) {
 	holder, copied, l := followed(t)

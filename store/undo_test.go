@@ -9,7 +9,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
 
@@ -328,47 +327,4 @@ func (w *undoWorld) extend(s *Store, k Key, c *undoCharge, id uint64) {
 		c.more = append(c.more, more)
 		w.history = append(w.history, more)
 	}
-}
-
-// TestACancelledChargeOfSeveralLimits: a reservation that charged each limit another number of units, for want of room
-// for debt, gives nothing back. Others give all back.
-func TestACancelledChargeOfSeveralLimits(t *testing.T) {
-	s := New(Config{})
-	limits := []algo.Limit{
-		{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Hour, MaxDebt: 5},
-		{Algorithm: algo.FixedWindow, Limit: 100, Window: time.Hour},
-	}
-	r := rule("p", limits...)
-	k := s.key("p", "k")
-	charge := func(n, units uint64, always bool) {
-		t.Helper()
-		call := cost(int64(units))
-		call.Reservation, call.ReserveFor, call.Always = reservationOf(n), minute, always
-		must.Value(s.Decide(k, r, at(0), call, nil))(t)
-	}
-	left := func(want ...int64) {
-		t.Helper()
-		each := make([]algo.Decision, len(limits))
-		must.Value(s.Decide(k, r, at(0), Call{Request: algo.Request{Always: true}}, each))(t)
-		for i := range each {
-			expect.Equal(t, each[i].Remaining, want[i], "left of limit %d", i)
-		}
-	}
-	charge(1, 4, true)
-	left(6, 96)
-	n, _, err := settle(s, k, r, at(0), reservationOf(1), 0)
-	expect.True(t, n == 4 && err == nil, "%d back, %v", n, err)
-	left(10, 100)
-	charge(2, 4, false)
-	charge(3, 50, true) // 11 and 50
-	left(0, 46)
-	for _, test := range []struct {
-		n    uint64
-		back int64
-	}{{3, 0}, {2, 4}} {
-		back, known, err := settle(s, k, r, at(0), reservationOf(test.n), 0)
-		expect.True(t, back == test.back && known && err == nil,
-			"%d were given back of reservation %d, want %d (%v, %v)", back, test.n, test.back, known, err)
-	}
-	left(0, 50)
 }

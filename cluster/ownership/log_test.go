@@ -34,49 +34,6 @@ func caughtUp(t *testing.T, partitions int) *alone {
 	return l
 }
 
-// TestOneBlock: a flush sends the changes of all partitions in one block, and one answer confirms them all.
-func TestOneBlock(t *testing.T) {
-	const partitions = 8
-	l := caughtUp(t, partitions)
-	for p := range partitions {
-		l.data.admit(p, 1)
-	}
-	l.wait(50 * time.Millisecond)
-	blocks := said[*Block](l, peerX)
-	if len(blocks) != 1 || len(blocks[0].Entries) != partitions {
-		t.Fatalf("%d blocks, the first of %d entries", len(blocks), len(blocks[0].Entries))
-	}
-	l.get(peerX, &BlockAck{Log: blocks[0].Log, Position: blocks[0].Position})
-	expect.Equal(t, len(l.confirmed), partitions, "one answer confirms %+v", l.confirmed)
-	for p := range partitions {
-		l.data.admit(p, 2)
-		l.core.Urgent(l.time(), p)
-	}
-	l.take()
-	if blocks := said[*Block](l, peerX); len(blocks) != 1 || len(blocks[0].Entries) != partitions {
-		t.Errorf("%d blocks carry what is urgent", len(blocks))
-	}
-}
-
-// TestResend: what is not answered is sent again, the same and all of it, until a later answer confirms everything.
-func TestResend(t *testing.T) {
-	l := caughtUp(t, 2)
-	for p := range 2 {
-		l.data.admit(p, 1)
-		l.core.Urgent(l.time(), p)
-		l.take()
-	}
-	first := said[*Block](l, peerX)
-	must.True(t, len(first) == 2 && first[1].Position == first[0].Position+1, "%d blocks", len(first))
-	l.wait(120 * time.Millisecond)
-	again := said[*Block](l, peerX)
-	expect.True(t, slices.Equal(first, again), "sent %v, and again %v", first, again)
-	l.get(peerX, &BlockAck{Log: first[1].Log, Position: first[1].Position})
-	expect.Equal(t, len(l.confirmed), 2, "the last answer confirms %+v", l.confirmed)
-	l.wait(time.Second)
-	expect.True(t, len(said[*Block](l, peerX)) == 0, "sent again after the answer")
-}
-
 // TestWindow: so much is in flight, and no more until it is answered; but for what is urgent, nothing is added to a
 // full log.
 func TestWindow(t *testing.T) {
@@ -209,19 +166,4 @@ func TestRefusals(t *testing.T) {
 	a = send(1, update(term(1), 10, nil))
 	expect.True(t, slices.Equal(a.Refusals, []Refusal{unknown}) && a.Position == 3, "before the sender knows: %+v", a)
 	expect.True(t, len(send(2, update(term(1), 10, nil)).Refusals) == 0, "when the sender knows")
-}
-
-// TestForgottenLog: a log is forgotten with the view in which its sender is gone. When the sender is back it begins
-// another one.
-func TestForgottenLog(t *testing.T) {
-	l := seeing(t, peerX, Node{}, peerX)
-	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
-	l.see(peerY, Node{}, peerY)
-	expect.True(t, len(l.core.received) == 0, "the log of a process that is gone is kept")
-	l.see(peerX, Node{}, peerX)
-	l.get(peerX, &Block{Log: 1, Position: 2})
-	expect.True(t, last[*BlockAck](l, peerX).Lost, "a sender that is back is not told that its log is forgotten")
-	l.get(peerX, &Block{Log: 1, Position: 1}) // which the network has repeated
-	l.get(peerX, &Block{Log: 1, Position: 9, Heard: 8})
-	expect.True(t, last[*BlockAck](l, peerX).Lost, "a sender is not told that the log is not the one that it began")
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// The tests in this file each break when one rule is left out: test/mutants leaves it out.
+// Most tests in this file break when one rule is left out: test/mutants leaves it out.
 
 // TestLateClaim: who answered that it holds nothing may have been entrusted with the partition since.
 func TestLateClaim(t *testing.T) {
@@ -158,17 +158,6 @@ func TestNoRoom(t *testing.T) {
 	})
 }
 
-// TestPieces: a chunk may come in several messages.
-func TestPieces(t *testing.T) {
-	l := seeing(t, peerX, Node{}, peerX)
-	chunk := ids(1, 2, 3)
-	for i, piece := range [][]byte{chunk[:3], chunk[3:5], chunk[5:]} {
-		e := &Entry{Term: term(1), Attachment: 10, Begin: true, Complete: i == 2, More: i < 2, Chunk: piece}
-		must.Equal(t, l.give(peerX, e), Done, "piece %d is answered", i)
-	}
-	expect.Equal(t, len(l.data.parts[0].content), 3, "the copy has")
-}
-
 // TestAttachments: what comes from an earlier attachment changes nothing, and a later one counts, however their numbers
 // compare.
 func TestAttachments(t *testing.T) {
@@ -223,79 +212,6 @@ func TestKeep(t *testing.T) {
 	})
 }
 
-// TestForget: only the holder under whose term a copy is, or a later one of its, makes it forgotten.
-func TestForget(t *testing.T) {
-	l := seeing(t, peerX, Node{}, peerX, peerY)
-	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
-	l.get(peerX, &Forget{Term: term(1)})
-	l.get(peerY, &Forget{Term: term(3)})
-	expect.True(t, l.info(peerX).Copy != (Position{}), "a late Forget is obeyed")
-	l.get(peerX, &Forget{Term: term(2)})
-	expect.Equal(t, l.info(peerX).Copy, Position{}, "Forget is not obeyed")
-}
-
-// TestOldBackups are told to forget their copies.
-func TestOldBackups(t *testing.T) {
-	t.Run("another one", func(t *testing.T) {
-		l := claimed(t, self, peerX, peerX, peerY)
-		l.acks(peerX)
-		l.see(self, peerY, peerX, peerY)
-		l.wait(500 * time.Millisecond)
-		last[*Forget](l, peerX)
-	})
-	t.Run("handed over", func(t *testing.T) {
-		l := claimed(t, peerY, peerX, peerX, peerY)
-		l.acks(peerX)
-		c := l.gives(peerY)
-		l.get(peerY, &CommitAck{Term: c.Term, Outcome: Done, New: c.Known.after(peerY.Boot)})
-		l.owned(false)
-		last[*Forget](l, peerX)
-	})
-}
-
-// TestIdleOffer: a process that has been told that its partition is welcome, and does not send it, does not hold up
-// anybody.
-func TestIdleOffer(t *testing.T) {
-	l := seeing(t, self, peerX, peerX, peerY)
-	l.get(peerX, &Offer{Term: term(1)})
-	l.wait(time.Duration(idleAfter+lookEvery) + 50*time.Millisecond)
-	l.get(peerY, &Offer{Term: term(2)})
-	r := last[*OfferReply](l, peerY)
-	expect.True(t, r.Verdict == Accepted, "an offer is answered %v while another sends nothing", r.Verdict)
-}
-
-// TestEntrustedWhileLeaving: a node that leaves, and had nothing left, stays for what it is entrusted with, from that
-// moment on.
-func TestEntrustedWhileLeaving(t *testing.T) {
-	l := seeing(t, peerX, self, peerX, peerY)
-	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
-	l.view(View{Leaving: true, Settled: true}, peerY, peerY, peerY)
-	l.wait(200 * time.Millisecond)
-	must.True(t, l.core.Settled(), "not settled with nothing but a copy")
-	l.get(peerY, &Entrust{Term: term(1)})
-	l.owned(true)
-	expect.True(t, !l.core.Settled(), "settled with a partition that it has just claimed")
-}
-
-// TestIdleOfferBesideCopy: when the offer of a process that sends nothing ends, the copy that another sends meanwhile
-// goes on, and its messages do not make the offer last.
-func TestIdleOfferBesideCopy(t *testing.T) {
-	l := seeing(t, self, peerX, peerX, peerY)
-	l.get(peerY, &Offer{Term: term(1)})
-	must.Equal(t, last[*OfferReply](l, peerY).Verdict, Accepted, "an offer is answered")
-	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
-	l.wait(time.Duration(idleAfter) - time.Second)
-	l.give(peerX, update(term(2), 10, nil))
-	l.wait(time.Second + time.Duration(lookEvery) + 50*time.Millisecond)
-	expect.Equal(t, l.give(peerX, update(term(2), 10, nil)), Done,
-		"a message after the other's offer has ended is answered")
-	l.get(peerX, &Offer{Term: term(2)})
-	r := last[*OfferReply](l, peerX)
-	expect.True(t, r.Verdict == Accepted, "an offer is answered %v while another sends nothing", r.Verdict)
-	l.get(peerX, commits(peerX, term(2), 10, nil))
-	expect.Equal(t, last[*CommitAck](l, peerX).Outcome, Done, "its commit is answered")
-}
-
 // TestLateCommit: a Commit that comes again is answered as it was, also when the partition has been handed on since:
 // the giver has not heard that it was taken, and goes on with what it has if it hears that it was not.
 func TestLateCommit(t *testing.T) {
@@ -337,21 +253,6 @@ func TestLateCommit(t *testing.T) {
 	expect.Equal(t, len(l.core.parts[0].committed), 2, "commits of two processes are remembered")
 }
 
-// TestNewsOnce: of a partition that has got several terms the others are told once. A reader refuses more than there
-// are partitions.
-func TestNewsOnce(t *testing.T) {
-	l := claimed(t, self, peerX, peerX)
-	l.wait(time.Second)
-	said[*QueryReply](l, Node{})
-	for range 3 {
-		l.core.raise(0)
-	}
-	l.wait(time.Second)
-	for _, news := range said[*QueryReply](l, peerX) {
-		expect.True(t, len(news.Infos) == 1 && news.Infos[0].Term == l.route().Term, "told: %+v", news.Infos)
-	}
-}
-
 // TestCopyOf: a copy takes in what is of its attachment, from the holder that it is of, and from no other process.
 func TestCopyOf(t *testing.T) {
 	for _, c := range []struct {
@@ -372,24 +273,6 @@ func TestCopyOf(t *testing.T) {
 			t.Errorf("%s: answered %v, want %v; the copy has %v", c.name, got, c.want, l.data.parts[0].content)
 		}
 	}
-}
-
-// TestUnfinishedCopy: a copy counts once it is whole; until then the one before does, and still does when the new one
-// is damaged.
-func TestUnfinishedCopy(t *testing.T) {
-	begins := func(attachment uint64, chunk []byte) *Entry {
-		m := wholeCopy(term(2), attachment, chunk)
-		m.Complete = false
-		return m
-	}
-	l := seeing(t, peerX, Node{}, peerX)
-	l.give(peerX, begins(10, ids(1)))
-	expect.Equal(t, l.info(peerX).Copy, Position{}, "an unfinished copy is at")
-	l.give(peerX, wholeCopy(term(2), 20, ids(1)))
-	l.give(peerX, begins(30, ids(2)))
-	l.data.parts[0].broken = true
-	l.give(peerX, update(term(2), 30, ids(3)))
-	expect.Equal(t, l.info(peerX).Copy, (Position{term(2), 20}), "when a new copy is broken, the old one is at")
 }
 
 // TestBuffered: the room that pieces of a chunk take is given back when the chunk is complete or its sender lost, and a
@@ -515,21 +398,6 @@ func TestFrozen(t *testing.T) {
 		expect.True(t, r.Standing == Frozen && r.Term == c.Term, "%s: %+v", name, r)
 		expect.True(t, len(said[*Forget](l, Node{})) == 0, "%s: the backup is told to forget", name)
 	}
-}
-
-// TestFailedCommit: who has not taken a partition gets the whole copy again, and the next term is above all that it
-// knows of.
-func TestFailedCommit(t *testing.T) {
-	l := claimed(t, peerX, peerX, peerX)
-	c := l.gives(peerX)
-	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Superseded, Known: term(900)})
-	l.owned(true)
-	got := l.route().Term
-	expect.True(t, term(900).Less(got), "held at %v", got)
-	l.wait(400 * time.Millisecond)
-	expect.True(t, l.entry(peerX).Begin, "it is sent")
-	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Done, New: term(901)}) // a late one
-	l.owned(true)
 }
 
 // TestGivenTerm: a commit names the highest term that the giver knows of, and the receiver's is above it, whoever holds
@@ -667,51 +535,6 @@ func TestArriving(t *testing.T) {
 	expect.Equal(t, r.Verdict, Refused, "an offer under a lower term than another's is answered")
 }
 
-// TestMoveEnds: a move ends when another is to have the partition, and leaves nothing behind.
-func TestMoveEnds(t *testing.T) {
-	l := claimed(t, peerY, peerX, peerX, peerY)
-	l.acks(peerX)
-	l.wait(150 * time.Millisecond)
-	o := last[*Offer](l, peerY)
-	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
-	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
-	all := l.entries(peerY)
-	expect.True(t, len(all) == 1, "an answer that came twice began %d copies", len(all))
-	l.see(self, peerX, peerX, peerY)
-	l.wait(150 * time.Millisecond)
-	pt := &l.core.parts[0]
-	if pt.move != nil || l.core.moving != 0 || pt.followers[Target].node != (Node{}) ||
-		pt.followers[Backup].node != peerX {
-		t.Errorf("moving %d, %+v, %+v", l.core.moving, pt.move, pt.followers)
-	}
-	l.owned(true)
-
-	l = claimed(t, peerX, peerX, peerX)
-	l.acks(peerX)
-	l.wait(150 * time.Millisecond)
-	o = last[*Offer](l, peerX)
-	l.get(peerX, &OfferReply{Term: o.Term, Verdict: Merging})
-	if f := &l.core.parts[0].followers; f[Backup].node != (Node{}) || f[Target].node != peerX {
-		t.Errorf("who holds the partition as well is taken for a backup: %+v", f)
-	}
-
-	l = claimed(t, peerX, peerX, peerX, peerY) // its backup is to have it
-	l.wait(150 * time.Millisecond)
-	o = last[*Offer](l, peerX)
-	l.core.raise(0)
-	l.get(peerX, &OfferReply{Term: o.Term, Verdict: Accepted})
-	expect.True(t, !l.core.parts[0].move.accepted, "an answer to an earlier offer is taken for one to the last")
-	l.wait(300 * time.Millisecond)
-	l.accepts(peerX)
-	l.see(peerX, peerY, peerX, peerY)
-	m := l.entry(peerX)
-	n := l.core.parts[0].followers[Backup].node
-	must.Equal(t, n, peerX, "who is to have it is replaced as backup by %s", n.Name)
-	l.refuse(peerX, m, Again)
-	f := &l.data.parts[0].follower[Backup]
-	expect.True(t, f.attached && f.all, "who is to have it is sent anew: %+v", f)
-}
-
 // TestClaimFrom: a partition is claimed by the one who has the newest copy of it, by the last answers of all who live.
 func TestClaimFrom(t *testing.T) {
 	entrusted := func(l *alone) bool { return len(said[*Entrust](l, peerX)) > 0 }
@@ -814,23 +637,6 @@ func TestUnseenHolder(t *testing.T) {
 	expect.Equal(t, l.info(peerX).Holder, Node{}, "the holder it tells of, which is lost")
 }
 
-// TestHolderOfARound: a node claims nothing that a member holds which came after the others were asked; it asks that
-// member, too, and claims without its answer when that does not come.
-func TestHolderOfARound(t *testing.T) {
-	l := asks(t, peerX)
-	q := last[*Query](l, peerX)
-	l.hold(peerY, term(1))
-	l.see(self, Node{}, peerX, peerY)
-	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Term: term(1), Holder: peerY}}})
-	l.owned(false)
-	l.wait(300 * time.Millisecond)
-	l.get(peerX, &QueryReply{ID: last[*Query](l, peerY).ID, Infos: []Info{{Term: term(1), Holder: peerY}}})
-	l.wait(time.Duration(patience) - 500*time.Millisecond)
-	l.owned(false)
-	l.wait(800 * time.Millisecond)
-	l.owned(true)
-}
-
 // TestClaimWithout: what is claimed from a copy that is older than the last holder's term starts full where rules say
 // so, and nothing is left of a copy that never was whole.
 func TestClaimWithout(t *testing.T) {
@@ -885,16 +691,6 @@ func TestEntrusted(t *testing.T) {
 	l.get(peerY, &Offer{Term: term(2)})
 	l.get(peerX, &Entrust{Term: term(2)})
 	l.owned(false)
-}
-
-// TestToldOfHolder: who is asked about a partition that it holds tells its own term, whatever higher one it has heard
-// of.
-func TestToldOfHolder(t *testing.T) {
-	l := claimed(t, self, Node{}, peerX)
-	held := l.route().Term
-	l.core.parts[0].known = term(900)
-	i := l.info(peerX)
-	expect.True(t, i.Held && i.Term == held && i.Holder == self, "told %+v", i)
 }
 
 // TestSupersededHolder: a holder that hears of a higher term goes on above it if that one's process is lost, and leaves

@@ -527,17 +527,6 @@ func TestDrain(t *testing.T) {
 			return nil
 		}
 	}
-	t.Run("before there is a view", func(t *testing.T) {
-		k, c := newPuppet(t)
-		// it ends without an error if the core has had a turn before that: no member is there to take anything
-		_ = k.Drain(ended())
-		k.Status() // it has had its turn
-		c.do(func() {
-			expect.True(t, len(c.views) == 0, "the core was given a view that nobody has: %+v", c.views)
-		})
-		k.SetView(view(active(self), active(other)))
-		testkit.Eventually(t, "the core knows", func() bool { return leaving(c) })
-	})
 	t.Run("all is given away", func(t *testing.T) {
 		k, c := newPuppet(t)
 		k.SetView(view(active(self), active(other)))
@@ -572,10 +561,6 @@ func TestDrain(t *testing.T) {
 	t.Run("nothing is held", func(t *testing.T) {
 		k, _ := newPuppet(t)
 		k.SetView(view(active(self), active(other)))
-		expect.NoError(t, wait(t, drain(k, testkit.Within(t, patience))))
-	})
-	t.Run("no view yet", func(t *testing.T) {
-		k, _ := newPuppet(t)
 		expect.NoError(t, wait(t, drain(k, testkit.Within(t, patience))))
 	})
 	t.Run("nobody is there", func(t *testing.T) {

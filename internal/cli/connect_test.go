@@ -6,54 +6,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/algo"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
-	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
-
-// TestInline: a policy or a limit, and not both; what is wrong names its flag.
-func TestInline(t *testing.T) {
-	for _, c := range []struct {
-		args string
-		want *algo.Limit
-		says string
-	}{
-		{"--policy p", nil, ""},
-		{"--limit 5/1m", &algo.Limit{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute}, ""},
-		{"--limit 5/1m --algorithm token_bucket --namespace n",
-			&algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Minute}, ""},
-		{"", nil, "policy: "},
-		{"--policy p --limit 5/1m", nil, "limit: goes without"},
-		{"--policy p --algorithm sliding_log", nil, "algorithm: goes with"}, // though it is the default
-		{"--limit 5/1m --algorithm guess", nil, `algorithm: "guess"`},
-		{"--limit 5", nil, "limit: "},
-		{"--limit 5/1parsec", nil, "limit: "},
-	} {
-		var f targetFlags
-		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
-		registerSettings(fs, &f)
-		must.NoError(t, fs.Parse(strings.Fields(c.args)))
-		got, err := f.inline(fs)
-		if (err == nil) != (c.says == "") || err != nil && !strings.HasPrefix(err.Error(), c.says) {
-			t.Errorf("%s: %v, want %s", c.args, err, c.says)
-			continue
-		}
-		expect.True(t, (got == nil) == (c.want == nil) &&
-			(got == nil || got.Algorithm == c.want.Algorithm && got.Limit == c.want.Limit &&
-				got.Window == c.want.Window), "%s: %+v", c.args, got)
-		m := f.message(got, "alice")
-		expect.True(t, err != nil || m.Key == "alice" && (m.Limit == nil) == (got == nil) && m.Policy == f.Policy,
-			"%s: the message is %v", c.args, m)
-	}
-}
 
 // TestTokenFile: a token is one word, and travels in plain text to this host alone.
 func TestTokenFile(t *testing.T) {
@@ -81,29 +42,6 @@ func TestTokenFile(t *testing.T) {
 			(err == nil || strings.HasPrefix(err.Error(), "token-file: ") && strings.Contains(err.Error(), c.says)),
 			"%+v at %s: %q, %v", c.id, c.addr, got, err)
 		expect.True(t, err == nil || !strings.Contains(err.Error(), "secret"), "the error tells the token: %v", err)
-	}
-}
-
-// TestIdentity: what cannot be presented, or believed, names its file's flag.
-func TestIdentity(t *testing.T) {
-	junk := testkit.WriteFile(t, "junk.pem", "not PEM\n")
-	c, err := (&identity{}).config()
-	expect.True(t, c == nil && err == nil, "plain text is %v, %v", c, err)
-	c, err = (&identity{Name: "node"}).config()
-	expect.True(t, err == nil && c.ServerName == "node", "a name alone is %v, %v", c, err)
-	for _, c := range []struct {
-		id   identity
-		want string
-	}{
-		{identity{CA: "/none"}, "tls-ca-file: "},
-		{identity{CA: junk}, "tls-ca-file: " + junk},
-		{identity{Cert: junk}, "tls-cert-file: goes with tls-key-file"},
-		{identity{Key: junk}, "tls-key-file: goes with tls-cert-file"},
-		{identity{Cert: "/none", Key: junk}, "tls-cert-file, tls-key-file: "},
-		{identity{Cert: junk, Key: junk}, "tls-cert-file, tls-key-file: " + junk},
-	} {
-		_, err := c.id.transport()
-		expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%+v: %v, want %s", c.id, err, c.want)
 	}
 }
 

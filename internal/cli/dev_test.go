@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -68,20 +67,6 @@ func TestCommand(t *testing.T) {
 		"/root/.cache/go-build/a7/a7698c-d/weir": "go run ./cmd/weir",
 	} {
 		expect.Equal(t, command(name), want, "%s", name)
-	}
-}
-
-// TestDevPorts: ports that are asked for are taken, or the command says that they cannot be.
-func TestDevPorts(t *testing.T) {
-	taken := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer taken.Close()
-	number := strconv.Itoa(taken.Addr().(*net.TCPAddr).Port)
-	for _, flag := range []string{"--http-port", "--grpc-port"} {
-		var out, errs bytes.Buffer
-		args := []string{"dev", "--nodes", "1", "--http-port", "0", "--grpc-port", "0", flag, number}
-		code := run(args, &out, &errs)
-		expect.True(t, code == exitError && strings.Contains(errs.String(), "weir: "+flag+": ") &&
-			strings.Contains(errs.String(), "in use"), "%s: exit status %d, %s", args, code, errs.String())
 	}
 }
 

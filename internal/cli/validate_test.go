@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -18,35 +17,7 @@ import (
 	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
-	"github.com/weirlimit/weir/test/testkit"
 )
-
-// TestConvert: what is written can be read, and nothing is overwritten.
-func TestConvert(t *testing.T) {
-	foreign := testkit.WriteFile(t, "limits.yaml",
-		"- {namespace: shop/eu, max_value: 10, seconds: 60, conditions: [], variables: [user]}\n")
-	dir := t.TempDir()
-	var out bytes.Buffer
-	ok, err := (&checker{w: &out, stderr: &out, convert: dir}).all([]string{foreign})
-	must.True(t, ok && err == nil, "%t, %v\n%s", ok, err, &out)
-	made := filepath.Join(dir, "shop_eu.yaml")
-	before := must.Value(os.ReadFile(made))(t)
-	ok, err = (&checker{w: &out, stderr: &out}).all([]string{dir})
-	expect.True(t, ok && err == nil, "what was written: %t, %v\n%s", ok, err, &out)
-	must.NoError(t, os.WriteFile(made, append(before, "# edited\n"...), 0o600))
-	ok, err = (&checker{w: &out, stderr: &out, convert: dir}).all([]string{foreign})
-	expect.True(t, !ok && err != nil && strings.HasPrefix(err.Error(), "FILE: convert: "), "once more: %t, %v", ok, err)
-	after, err := os.ReadFile(made)
-	expect.True(t, err == nil && strings.HasSuffix(string(after), "# edited\n"), "%s, %v", after, err)
-}
-
-// TestEmptyDirectory: a directory without files is right, and says so.
-func TestEmptyDirectory(t *testing.T) {
-	dir := t.TempDir()
-	var out bytes.Buffer
-	ok, err := (&checker{w: &out, stderr: &out}).all([]string{dir})
-	expect.True(t, ok && err == nil && out.String() == dir+": ok, no files\n", "%t, %v, %s", ok, err, &out)
-}
 
 const limits = `---
 - namespace: test_namespace
@@ -151,21 +122,6 @@ func TestMistakes(t *testing.T) {
 	}
 	f, err := parseLimitador("limits.yaml", nil)
 	expect.True(t, err == nil && f.Limits == 0, "an empty file: %v, %v", f, err)
-}
-
-// FuzzParse: what is taken can be written.
-func FuzzParse(f *testing.F) {
-	f.Add(limits)
-	f.Fuzz(func(t *testing.T, text string) {
-		file, err := parseLimitador("limits.yaml", []byte(text))
-		if err != nil {
-			return
-		}
-		for i := range file.Namespaces {
-			_, err := file.Namespaces[i].Envoy()
-			must.NoError(t, err)
-		}
-	})
 }
 
 // examplePages are the pages whose commands are run, by the policies that they are run with, and how many there are at

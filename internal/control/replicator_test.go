@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -174,19 +172,6 @@ func operator(t *testing.T) context.Context {
 func settingsOf(key string, limit int) *weirv1.SetOverrideRequest {
 	return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Key: key,
 		Settings: fmt.Sprintf(`{"limit":%d}`, limit)}}
-}
-
-// TestFieldsOfAnswers: who sets an override with a field that only answers have is told which.
-func TestFieldsOfAnswers(t *testing.T) {
-	for field, o := range map[string]*weirv1.Override{
-		"version": {Version: "1@a"}, "changed_by": {ChangedBy: "me"},
-		"changed_at_unix_ms": {ChangedAtUnixMs: 1}, "inactive": {Inactive: "no"},
-	} {
-		o.Policy, o.Key, o.Settings = "login", "k", `{"limit":1}`
-		_, err := newFakeCluster(t, 1).set(t, 0, &weirv1.SetOverrideRequest{Override: o})
-		wrong, ok := errors.AsType[*limit.Error](err)
-		expect.True(t, ok && wrong.Field == field, "%s: %v", field, err)
-	}
 }
 
 // TestReplicator: all members are notified of a change; what they could not be told, and what others changed meanwhile,
@@ -393,27 +378,6 @@ func TestChangesAreCoalesced(t *testing.T) {
 				"%s: %d changes were put into force in %d steps within %d s", m.Name, changes.Load(), n, second)
 		}
 		expect.True(t, changes.Load() >= 100, "%d changes", changes.Load())
-	})
-}
-
-// TestWrittenAgain: entries of others that could not be written are written when that is possible again.
-func TestWrittenAgain(t *testing.T) {
-	directory := filepath.Join(t.TempDir(), "data")
-	d := must.Value(OpenDirectory(directory))(t)
-	defer d.Close()
-	synctest.Test(t, func(t *testing.T) {
-		c := newFakeCluster(t, 2)
-		b := mustOpen(t, filepath.Join(directory, OverridesFile))
-		c.start(c.members[1], b)
-		defer c.run(t)()
-		time.Sleep(time.Second)
-		must.NoError(t, os.Rename(directory, directory+"-away"))
-		_, members := c.made(t, 0, "k", `{"limit":1}`)
-		expect.True(t, members[1].Has && !members[1].Durable && members[1].Error != "", "%+v", members[1])
-		must.NoError(t, os.Rename(directory+"-away", directory))
-		time.Sleep(2 * maxDelay)
-		expect.True(t, b.Durable() && len(contentOf(mustOpen(t, filepath.Join(directory, OverridesFile)))) == 1,
-			"the file was not written again")
 	})
 }
 

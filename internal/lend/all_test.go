@@ -1,9 +1,7 @@
 package lend
 
 import (
-	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -106,32 +104,6 @@ func TestTakeAllEnds(t *testing.T) {
 	expect.True(t, ok && left == 14, "%d are left of the loan that goes on, %v", left, ok)
 }
 
-// TestTakeAllIsUntold: what is taken, and put back as not all of it can be admitted, no report tells in between.
-func TestTakeAllIsUntold(t *testing.T) {
-	now := int64(time.Hour)
-	b := lentBoth(now, algo.LoanTerm)
-	now += int64(algo.LoanTerm) / 2
-	reported := make(chan []Report[string, int], 1)
-	late := func() int64 { // it is asked when all is taken
-		go func() { reported <- due(b, now) }()
-		select {
-		case reports := <-reported:
-			for _, r := range reports {
-				expect.True(t, r.Totals.Spent == 0,
-					"%s: a report tells that %d were spent, which are put back", r.Key, r.Totals.Spent)
-			}
-			reported <- nil
-		case <-time.After(50 * time.Millisecond): // the report waits
-		}
-		return now + int64(algo.LoanTerm)
-	}
-	expect.True(t, !b.TakeAll([]Part[string, int]{{Key: "a", Units: 15}, {Key: "b", Units: 15}}, late),
-		"units were admitted after their term")
-	for _, r := range <-reported {
-		expect.True(t, r.Totals.Spent == 0, "%s: %d were spent", r.Key, r.Totals.Spent)
-	}
-}
-
 // A clock goes on while the machine is suspended, and whatever is done to the wall clock it never runs slower than the
 // monotonic one.
 func TestClock(t *testing.T) {
@@ -153,55 +125,4 @@ func TestClock(t *testing.T) {
 		expect.True(t, got == s.want || s.what == "suspended for 3 s" && got > s.want-ms && got <= s.want,
 			"%s: %v, want %v", s.what, time.Duration(got), time.Duration(s.want))
 	}
-}
-
-// BenchmarkMissed is what a check costs that an owner has admitted, of keys asked all alike by 300,000 checks a second:
-// nothing to lend. The keys are as few as the caches hold, for who asks about one has just looked at it.
-func BenchmarkMissed(b *testing.B) {
-	names := make([]string, 1<<14)
-	for i := range names {
-		names[i] = fmt.Sprintf("user:%013d", i)
-	}
-	book := NewBook[string, int](func() {}, nil)
-	now, i := int64(1), 0
-	clock := func() int64 { return now }
-	b.ReportAllocs()
-	for b.Loop() {
-		now += int64(time.Second / 300_000)
-		i++
-		book.Missed(names[i%len(names)], 1, clock, strings.Clone)
-	}
-	expect.True(b, book.Loans() <= 0, "lent what is not asked often")
-}
-
-// BenchmarkHotKey is a decision from the loan of a hot key, by one goroutine and by 256.
-func BenchmarkHotKey(b *testing.B) {
-	book := NewBook[string, int](func() {}, nil)
-	began := time.Now()
-	clock := func() int64 { return int64(time.Since(began)) }
-	for book.Loans() == 0 {
-		book.Missed("k", 1, clock, nil)
-	}
-	reports, _ := book.Report(clock())
-	book.Answered(clock(), clock(), []Answer[int]{{Number: reports[0].Number,
-		Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour, Limit: algo.MaxLimit}}})
-	take := func(b *testing.B) {
-		_, _, ok := book.Take("k", 1, clock)
-		expect.True(b, ok, "not lent")
-	}
-	b.Run("goroutines=1", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			take(b)
-		}
-	})
-	b.Run("goroutines=256", func(b *testing.B) {
-		b.SetParallelism(128)
-		b.ReportAllocs()
-		b.RunParallel(func(pb *testing.PB) {
-			for pb.Next() {
-				take(b)
-			}
-		})
-	})
 }

@@ -249,29 +249,6 @@ func TestTake(t *testing.T) {
 	expect.Equal(t, testing.AllocsPerRun(100, func() { b.Take("k", 1, func() int64 { return 5 }) }), 0, "allocations")
 }
 
-// TestTakesNoMoreThanAsked: what an owner says it has lent beyond what was asked for, as one to which another process
-// has reported in the borrower's name, is returned. What reports have asked for that were not answered may still come.
-func TestTakesNoMoreThanAsked(t *testing.T) {
-	b := newBook(func() {})
-	miss(b, 1, "k")
-	first := due(b, 1)[0]
-	b.Missed("k", 1, at(1+int64(unanswered)), nil)
-	second := due(b, 1+int64(unanswered))[0]
-	both := first.Want + second.Want
-	b.Answered(1+int64(unanswered), 2+int64(unanswered),
-		[]Answer[int]{{Number: first.Number, Lent: limit.Lent{Granted: 1e9, Spent: 1e9, Term: time.Second}}})
-	_, left, ok := b.Take("k", 1, at(3))
-	must.True(t, ok && left == both-1, "%d left of %d that were asked for", left, both)
-	next := 1 + int64(unanswered+time.Second/perTerm)
-	r := due(b, next)
-	must.True(t, len(r) == 1 && r[0].Totals == (algo.Totals{Granted: 1e9, Spent: 1, Returned: 1e9 - both,
-		Checks: 1}) && r[0].Known <= both, "%+v", r)
-	b.Answered(next, next, []Answer[int]{{Number: first.Number,
-		Lent: limit.Lent{Granted: 1e9 + 1e6, Term: time.Second}}})
-	_, left, ok = b.Take("k", 1, at(3))
-	expect.True(t, ok && left == both-2+r[0].Want, "%d left of %d, and %d that were asked for", left, both-1, r[0].Want)
-}
-
 // TestClockIsReadLast: what is taken while the loan ends is not admitted, however late the clock is read.
 func TestClockIsReadLast(t *testing.T) {
 	for name, take := range map[string]func(b *Book[string, int], now func() int64) bool{
@@ -324,22 +301,6 @@ func TestPending(t *testing.T) {
 	expect.True(t, b.Pending("none", 1, now) == nil, "somebody waits for a key without a loan")
 }
 
-// TestLoanLongOver: a loan that is over for so long that its owner has charged it is not reported again: the key's next
-// loan has another number.
-func TestLoanLongOver(t *testing.T) {
-	b, number := lent(t, 10)
-	ends := b.byNumber[number].ends
-	for now := ends; now < ends+int64(2*algo.LoanTerm); now += int64(100 * time.Millisecond) {
-		b.Missed("k", 1, at(now), nil) // the key stays in use
-		for _, r := range due(b, now) {
-			over := now >= ends+int64(algo.LoanTerm)
-			must.True(t, (r.Number != number) == over && (!over || r.Totals == (algo.Totals{})),
-				"%v after the end: %+v of loan %d", time.Duration(now-ends), r, number)
-		}
-	}
-	expect.Equal(t, b.byNumber[number], nil, "the loan is kept")
-}
-
 // What is taken after the deadline is not admitted, and not spent twice.
 func TestDeadline(t *testing.T) {
 	b := newBook(func() {})
@@ -388,22 +349,6 @@ func TestSample(t *testing.T) {
 			t.Errorf("%d a second: a key with a third of it is not found: %d are", rate, b.Loans())
 		}
 	}
-}
-
-func BenchmarkTake(b *testing.B) {
-	book := newBook(func() {})
-	miss(book, 1, "k")
-	book.Answered(1, 2, []Answer[int]{{Number: due(book, 1)[0].Number,
-		Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour}}})
-	now := func() int64 { return 5 }
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			if _, _, ok := book.Take("k", 1, now); !ok {
-				panic("not taken")
-			}
-		}
-	})
 }
 
 // lent returns a book with a loan that has granted so much, and its number.

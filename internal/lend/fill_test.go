@@ -136,20 +136,6 @@ func TestReplacesWhatEndsFirst(t *testing.T) {
 	}
 }
 
-// TestEqualHashes: keys with one hash have a place each.
-func TestEqualHashes(t *testing.T) {
-	var r Refusals[int, int]
-	for key := range 2 {
-		r.Remember(1, key, 0, Refusal[int]{key, 1, 0, int64(100 + key)})
-	}
-	for key := range 2 {
-		got, ok := r.Find(1, key, 1, 99)
-		expect.True(t, ok && got.Decision == key, "key %d: %+v, %v", key, got, ok)
-		got, ok = r.Find(1, key, 1, 101)
-		expect.True(t, !ok, "key %d, which has ended: %+v", key, got)
-	}
-}
-
 // TestAdmittedKeepsWhatIsInFlight: a refusal that is on its way while something is admitted is no less true for that.
 func TestAdmittedKeepsWhatIsInFlight(t *testing.T) {
 	var r Refusals[int, int]

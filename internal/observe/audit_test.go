@@ -203,31 +203,10 @@ func TestAuditWriteErrors(t *testing.T) {
 	}
 }
 
-// gate is a writer that stalls while it is shut.
-type gate struct {
-	open chan struct{}
-	buf  bytes.Buffer
-	err  error
-}
-
-func (g *gate) Write(p []byte) (int, error) {
-	<-g.open
-	if g.err != nil {
-		return 0, g.err
-	}
-	return g.buf.Write(p)
-}
-
-func opened() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}
-
 // TestOrder: what is written arrives as it was, in order, although its buffer is used again.
 func TestOrder(t *testing.T) {
-	g := &gate{open: opened()}
-	q := NewLogQueue(g, 1<<20)
+	var out bytes.Buffer
+	q := NewLogQueue(&out, 1<<20)
 	var want strings.Builder
 	line := make([]byte, 0, 16)
 	for i := range 1000 {
@@ -238,41 +217,7 @@ func TestOrder(t *testing.T) {
 	}
 	err := q.Close(t.Context())
 	expect.True(t, err == nil && q.Dropped() == 0, "%v, %d dropped", err, q.Dropped())
-	expect.Equal(t, g.buf.String(), want.String(), "%d bytes written, want %d", g.buf.Len(), want.Len())
+	expect.Equal(t, out.String(), want.String(), "%d bytes written, want %d", out.Len(), want.Len())
 	_, err = q.Write([]byte("late"))
 	expect.True(t, errors.Is(err, ErrClosed) && q.Dropped() == 1, "after the end: %v, %d dropped", err, q.Dropped())
-}
-
-// TestStall: nobody waits for a writer that stalls, no more than the bound is kept, and that is written once it works
-// again.
-func TestStall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := &gate{open: make(chan struct{})}
-		q := NewLogQueue(g, 100)
-		for i := range 50 {
-			_, err := q.Write([]byte("0123456789"))
-			want := i >= 10
-			expect.True(t, (err != nil) == want && (!want || errors.Is(err, ErrFull)), "line %d: %v", i, err)
-			synctest.Wait()
-		}
-		expect.True(t, q.Dropped() == 40, "%d dropped", q.Dropped())
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		close(g.open)
-		synctest.Wait()
-		expect.Equal(t, g.buf.Len(), 100, "bytes written")
-		expect.NoError(t, q.Close(ctx))
-	})
-}
-
-// TestWriteErrors: a line that cannot be written is counted.
-func TestWriteErrors(t *testing.T) {
-	g := &gate{open: opened(), err: errors.New("no space left")}
-	q := NewLogQueue(g, 100)
-	for range 3 {
-		_, err := q.WriteThrough([]byte("a"))
-		expect.NoError(t, err)
-	}
-	err := q.Close(t.Context())
-	expect.True(t, err == nil && q.Dropped() == 3, "%v, %d dropped", err, q.Dropped())
 }

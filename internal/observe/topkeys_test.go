@@ -165,18 +165,4 @@ func TestKeepsCopies(t *testing.T) {
 	}
 }
 
-func BenchmarkRecord(b *testing.B) {
-	r := must.Value(NewTopKeys())(b)
-	keys := make([]string, 20_000)
-	for i := range keys {
-		keys[i] = fmt.Sprint("key-", i)
-	}
-	s := sample("p", "", 1, false, 10, 5)
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		s.Key, s.Remaining = keys[i%len(keys)], int64(i*7%11)
-		r.Record(s)
-	}
-}
-
 func unsafeString(b []byte) string { return unsafe.String(&b[0], len(b)) }

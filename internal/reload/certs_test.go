@@ -1,10 +1,8 @@
 package reload
 
 import (
-	"bytes"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"net"
 	"os"
@@ -155,97 +153,6 @@ func TestPeers(t *testing.T) {
 	})
 }
 
-// TestCallers: with and without a certificate, as each Demand says.
-func TestCallers(t *testing.T) {
-	a := certstest.NewAuthority(t, "a")
-	cert, key, ca := a.Write(t.TempDir(), certstest.Leaf{DNS: []string{"weir"}})
-	good := a.Pair(certstest.Leaf{DNS: []string{caller}})
-	expired := a.Pair(certstest.Leaf{DNS: []string{caller}, Expired: true})
-	foreign := certstest.NewAuthority(t, "b").Pair(certstest.Leaf{DNS: []string{caller}})
-	plain, mutual := open(t, CertFiles{Cert: cert, Key: key}), open(t, CertFiles{cert, key, ca})
-	client := func(certs ...tls.Certificate) *tls.Config {
-		// As a caller who presents what it was not asked for.
-		return &tls.Config{RootCAs: a.Pool(), ServerName: "weir",
-			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-				if len(certs) == 0 {
-					return new(tls.Certificate), nil
-				}
-				return &certs[0], nil
-			}}
-	}
-	for _, c := range []struct {
-		name   string
-		server *tls.Config
-		client *tls.Config
-		want   string
-	}{
-		{"none asked for", plain.Server(Rules{}), client(), ""},
-		{"none needed, none given", mutual.Server(Rules{Demand: IfGiven}), client(), ""},
-		{"none needed, a good one given", mutual.Server(Rules{Demand: IfGiven}), client(good), ""},
-		{"none needed, a foreign one given", mutual.Server(Rules{Demand: IfGiven}), client(foreign), UnknownAuthority},
-		{"none needed, an expired one given", mutual.Server(Rules{Demand: IfGiven}), client(expired), Expired},
-		{"one needed, none given", mutual.Server(Rules{Demand: Required}), client(), NoCertificate},
-		{"one needed, a good one given", mutual.Server(Rules{Demand: Required}), client(good), ""},
-		{"one needed, no authority", plain.Server(Rules{Demand: Required}), client(good), UnknownAuthority},
-	} {
-		_, serverErr, clientErr := meet(t, c.server, c.client)
-		expect.True(t, reason(serverErr) == c.want && (serverErr == nil) == (c.want == "") &&
-			(clientErr == nil) == (c.want == ""), "%s: %v, %v; want %q", c.name, serverErr, clientErr, c.want)
-	}
-}
-
-// TestCertsReload: new files count for the next connection, on both sides; bad ones do not.
-func TestCertsReload(t *testing.T) {
-	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
-	dir := t.TempDir()
-	member := certstest.Leaf{URIs: []string{cluster}}
-	cert, key, ca := a.Write(dir, member)
-	changed, failed := make(chan struct{}, 10), make(chan error, 10)
-	s, err := OpenCerts(CertFiles{cert, key, ca}, CertConfig{
-		Flags: CertFiles{"cert", "key", "ca"}, OnChange: func() { changed <- struct{}{} },
-		OnError: func(err error) { failed <- err },
-	})
-	must.NoError(t, err)
-	defer s.Close()
-	rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster}
-	server, client := s.Server(rules), s.Client(rules) // made once, before anything changes
-	with := func(other *Certs, want string) {
-		t.Helper()
-		_, err, _ := meet(t, server, other.Client(rules))
-		expect.Equal(t, reason(err), want, "its server: %v", err)
-		_, _, err = meet(t, other.Server(rules), client)
-		expect.Equal(t, reason(err), want, "its client: %v", err)
-	}
-	// That trust both, so that only what s trusts decides.
-	both := func(a *certstest.Authority, pems ...[]byte) *Certs {
-		cert, key, ca := a.Write(t.TempDir(), member)
-		must.NoError(t, os.WriteFile(ca, append(append([]byte{}, pems[0]...), pems[1]...), 0o600))
-		return open(t, CertFiles{cert, key, ca})
-	}
-	ofA, ofB := both(a, a.PEM, b.PEM), both(b, a.PEM, b.PEM)
-	with(ofA, "")
-	with(ofB, UnknownAuthority)
-
-	before := s.Expiry()
-	must.NoError(t, os.WriteFile(key, []byte("no key"), 0o600))
-	err = <-failed
-	expect.True(t, strings.HasPrefix(err.Error(), cert+": ") && s.Err() != nil, "%v", err)
-	with(ofA, "")
-
-	soon := time.Now().Add(time.Hour).Truncate(time.Second)
-	b.Write(dir, certstest.Leaf{URIs: []string{cluster}, NotAfter: soon})
-	// between two files that do not belong together there may be errors
-	for s.Err() != nil || s.Expiry().Equal(before) {
-		select {
-		case <-changed:
-		case <-failed:
-		}
-	}
-	with(ofA, UnknownAuthority)
-	with(ofB, "")
-	expect.True(t, s.Expiry().Equal(soon), "expires at %v, want %v", s.Expiry(), soon)
-}
-
 func TestOpenErrors(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	dir := t.TempDir()
@@ -359,34 +266,4 @@ func TestOwnName(t *testing.T) {
 	cfg.Now = func() time.Time { return time.Now().Add(-2 * time.Hour) }
 	early := must.Value(OpenCerts(of(t.TempDir(), good), cfg))(t)
 	early.Close()
-}
-
-// FuzzAuthorities: whatever a file of authorities holds, none of its blocks is passed over.
-func FuzzAuthorities(f *testing.F) {
-	dir := f.TempDir()
-	a := certstest.NewAuthority(f, "a")
-	cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{"x"}})
-	for _, name := range []string{cert, key, ca} {
-		text := must.Value(os.ReadFile(name))(f)
-		f.Add(text)
-		f.Add(append(bytes.Clone(text), text...))
-		f.Add(text[:len(text)/2])
-	}
-	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		pool, err := Authorities(data)
-		must.Equal(t, (pool == nil), err != nil, "%v, %v", pool, err)
-		if err != nil {
-			return
-		}
-		want := x509.NewCertPool()
-		blocks := 0
-		for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
-			cert, err := x509.ParseCertificate(block.Bytes)
-			must.NoError(t, err, "block %d is taken and is no certificate", blocks+1)
-			want.AddCert(cert)
-			blocks++
-		}
-		must.True(t, blocks != 0 && pool.Equal(want), "%d blocks, and not all of them in the pool", blocks)
-	})
 }

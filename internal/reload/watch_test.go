@@ -123,44 +123,6 @@ func TestWatchEdits(t *testing.T) {
 	w.change(5)
 }
 
-func TestWatchBadContent(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	write(t, file, content(1))
-	w := watch(t, file, Config[int]{})
-	write(t, file, "bad 1\n")
-	w.failure("bad 1")
-	expect.Equal(t, w.Current(), 1, "current")
-	// The same again is not reported again: the next one is the other.
-	write(t, file+".new", "bad 1\n")
-	must.NoError(t, os.Rename(file+".new", file))
-	write(t, file, "bad 2\n")
-	w.failure("bad 2")
-	write(t, file, content(2))
-	w.change(2)
-	// Reported again after it was right in between.
-	write(t, file, "bad 2\n")
-	w.failure("bad 2")
-	// Back to what is in force: no change, but no error any more either.
-	write(t, file, content(2))
-	testkit.Eventually(t, "the error's end", func() bool { return w.Err() == nil })
-	write(t, file, content(3))
-	w.change(3)
-}
-
-func TestWatchDeleted(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	write(t, file, content(1))
-	w := watch(t, file, Config[int]{})
-	must.NoError(t, os.Remove(file))
-	expect.ErrorIs(t, w.failure(file), os.ErrNotExist)
-	write(t, file, content(1))
-	testkit.Eventually(t, "the error's end", func() bool { return w.Err() == nil })
-	must.NoError(t, os.Remove(file))
-	w.failure(file)
-	write(t, file, content(2))
-	w.change(2)
-}
-
 // TestWatchConfigMap makes and updates a volume as Kubernetes does: the file is a link through ..data, which is a link
 // to a directory of the version, and is replaced as a whole.
 func TestWatchConfigMap(t *testing.T) {
@@ -187,28 +149,6 @@ func TestWatchConfigMap(t *testing.T) {
 	w.failure("bad 3")
 	mount(6, content(6))
 	w.change(6)
-}
-
-// TestReload: a reload says again what is wrong.
-func TestReload(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	write(t, file, content(1))
-	w := watch(t, file, Config[int]{})
-	write(t, file, content(2))
-	w.Reload()
-	w.change(2)
-	write(t, file, "bad 1")
-	for range 3 {
-		w.Reload()
-		w.failure("bad 1")
-	}
-	// What is in force already is no change.
-	write(t, file, content(2))
-	w.Reload()
-	testkit.Eventually(t, "the error's end", func() bool { return w.Err() == nil })
-	write(t, file, content(3))
-	w.Reload()
-	w.change(3)
 }
 
 // TestSettling takes the goroutine's place, so that each look at the file comes at a known moment.

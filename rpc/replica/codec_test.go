@@ -334,23 +334,3 @@ func TestBlockBytes(t *testing.T) {
 	got := must.Value(Read(data, testPartitions))(t)
 	expect.True(t, reflect.DeepEqual(got.(*ownership.Block).Entries, list), "%+v", got)
 }
-
-// BenchmarkBlock is a block of 1000 entries, from a message to bytes and back.
-func BenchmarkBlock(b *testing.B) {
-	const entries = 1000
-	block := &ownership.Block{Log: 1, Position: 1}
-	for i := range entries {
-		term := ownership.Term{N: uint64(1+i/100)<<16 | 0xabcd}
-		block.Entries = append(block.Entries,
-			ownership.Entry{Partition: i % testPartitions, Term: term, Attachment: 1<<63 | 1, Chunk: make([]byte, 80)})
-	}
-	var data []byte
-	b.ReportAllocs()
-	for b.Loop() {
-		data = Append(data[:0], block)
-		_, err := Read(data, testPartitions)
-		must.NoError(b, err)
-	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/entries, "ns/entry")
-	b.ReportMetric(float64(len(data))/entries, "bytes/entry")
-}

@@ -85,11 +85,6 @@ type Operation struct {
 	Content  string
 	Borrowed bool // a borrower admitted it from a loan
 
-	// Banned says, of one that was refused, that it was so because of a ban, and Bans for how long at least the key is
-	// banned because of this one, from the instant of the decision on; 0: it began no ban.
-	Banned bool
-	Bans   time.Duration
-
 	// Returned is how many units of it were given back, as by the commit or cancel of a reservation, and ReturnedAt the
 	// instant at which the last were; 0: none. Bounds are of what was not given back.
 	Returned, ReturnedAt int64
@@ -172,7 +167,6 @@ const (
 	Beyond      = "admitted beyond the limit"
 	Unjustified = "refused without need"
 	Forgotten   = "forgotten in a merge"
-	Banned      = "admitted during a ban"
 	Malformed   = "malformed history"
 )
 
@@ -249,7 +243,6 @@ func Check(h *History) *Report {
 			c.opened(k)
 		}
 		c.refusals(k)
-		c.bans(k)
 		c.merges(k)
 	}
 	return c.report
@@ -504,7 +497,7 @@ func (c *check) refusals(k *history) {
 	var text string
 	horizon := c.longer(k.Window) + int64(k.Coarse) + int64(c.Late)
 	for _, op := range k.refused {
-		if op.Cost > k.most() || op.Banned && op.Bans == 0 {
+		if op.Cost > k.most() {
 			continue
 		}
 		reach := horizon
@@ -538,30 +531,6 @@ func (c *check) refusals(k *history) {
 	if worst > 0 {
 		c.fail(Unjustified, "%s", text)
 	}
-}
-
-// bans looks for what was admitted while its key was banned.
-func (c *check) bans(k *history) {
-	for _, op := range k.refused {
-		end := op.Sent + c.shorter(op.Bans)
-		for _, e := range k.admitted {
-			if e.Sent > op.Answered && e.Answered < end && !c.unbanned(k, &op, e.Answered) {
-				c.fail(Banned, "%s/%s: %d admitted at %v by %q, banned by %q at %v for %v", k.Name, k.key, e.Cost,
-					time.Duration(e.Answered), e.Node, op.Node, time.Duration(op.Answered), op.Bans)
-				return
-			}
-		}
-	}
-}
-
-// unbanned reports whether a fault may have made a ban forgotten until an instant, or unknown to who decided then.
-func (c *check) unbanned(k *history, op *Operation, to int64) bool {
-	for _, f := range c.Crashes {
-		if f.At >= op.Sent && f.At <= to && (!f.Copied || k.Durability < Escrow || op.Degraded) {
-			return true
-		}
-	}
-	return !k.Strict && slices.ContainsFunc(c.Splits, func(s Split) bool { return s.From <= to && s.To >= op.Sent })
 }
 
 func (p *Policy) most() int64 {

@@ -291,9 +291,6 @@ func (p *process) give(a *ask, ans answer) {
 		return
 	}
 	o.degraded, o.remaining = ans.decision.Degraded, ans.decision.Remaining
-	if o.history.Banned = ans.decision.Banned; ans.decision.Bans {
-		o.history.Bans = o.policy.rule.Ban
-	}
 	if !ans.admitted {
 		o.finish(p.w, checker.Refused, "")
 		return
