@@ -67,7 +67,7 @@ func TestConvertHeirs(t *testing.T) {
 				if c := l.counter(); c != nil {
 					words := s[at : at+l.words()]
 					c.advance(l, a, words, now)
-					must.True(t, c.reserve(l, a, words, 3+int64(i)), "no memory")
+					must.True(t, c.ensureMemory(l, a, words, 3+int64(i)), "no memory")
 					c.charge(l, a, words, now, 3+int64(i))
 				}
 				at += l.words()
