@@ -49,10 +49,10 @@ rule_files: [%s]
 scrape_configs:
   - job_name: weir
     static_configs: [{targets: [%s]}]
-`, writeFile(t, "alerts.yaml", string(rules)), targets)
+`, testkit.WriteFile(t, "alerts.yaml", string(rules)), targets)
 	p := &prometheus{t: t, addr: freeAddr(t)}
 	var log testkit.Buffer
-	cmd := exec.Command(server, "--config.file="+writeFile(t, "prometheus.yml", config), "--web.listen-address="+p.addr,
+	cmd := exec.Command(server, "--config.file="+testkit.WriteFile(t, "prometheus.yml", config), "--web.listen-address="+p.addr,
 		"--storage.tsdb.path="+filepath.Join(t.TempDir(), "data"), "--log.level=warn")
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -132,7 +132,7 @@ func (p *prometheus) firing(name, label, value string) bool {
 // TestAlertsFire has a real Prometheus watch real nodes: alerts fire while there is a reason, and end with it.
 func TestAlertsFire(t *testing.T) {
 	t.Parallel()
-	nodes := startCluster(t, 2, "--policies", writeFile(t, "policies.yaml", `
+	nodes := startCluster(t, 2, "--policies", testkit.WriteFile(t, "policies.yaml", `
 policies:
   - {name: login, algorithm: sliding_log, limit: 10, window: 1h}
   - {name: quiet, algorithm: sliding_log, limit: 1000000, window: 1h}

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // decision is what the HTTP API answers to a check.
@@ -110,12 +110,7 @@ func (p *process) status() status {
 }
 
 // connect opens a gRPC connection to the node's port for callers.
-func (p *process) connect() *grpc.ClientConn {
-	p.t.Helper()
-	conn := must.Value(grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials())))(p.t)
-	p.t.Cleanup(func() { conn.Close() })
-	return conn
-}
+func (p *process) connect() *grpc.ClientConn { return testkit.Dial(p.t, p.grpc) }
 
 // dial is connect for those who only want to ask the limiter.
 func (p *process) dial() weirv1.LimiterClient { return weirv1.NewLimiterClient(p.connect()) }

@@ -22,6 +22,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // fleet is a cluster whose nodes come and go: n1, n2, … have their names and addresses for good. n1, n2 and n3 are the
@@ -61,7 +62,7 @@ var fleets atomic.Int32
 // the loopback interface.
 func newFleet(t *testing.T, size int, policies string, cut *network) *fleet {
 	t.Helper()
-	f := &fleet{t: t, network: cut, args: []string{"--policies", writeFile(t, "policies.yaml", policies)}}
+	f := &fleet{t: t, network: cut, args: []string{"--policies", testkit.WriteFile(t, "policies.yaml", policies)}}
 	transport := &http.Transport{MaxIdleConnsPerHost: 200, DialContext: f.dial}
 	f.web = &http.Client{Timeout: 40 * time.Second, Transport: transport}
 	t.Cleanup(transport.CloseIdleConnections)

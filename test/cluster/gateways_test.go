@@ -46,9 +46,9 @@ func startGuarded(t *testing.T) (nodes []*process, token string) {
 	}
 	token, hash := issue()
 	operator, operatorHash := issue()
-	access := writeFile(t, "access.yaml", fmt.Sprintf(
+	access := testkit.WriteFile(t, "access.yaml", fmt.Sprintf(
 		"callers:\n  - {name: gateway, tokens: [%q], roles: [check], policies: [web]}\n  - {name: operator, tokens: [%q], roles: [check, read], policies: [web]}\n", hash, operatorHash))
-	policies := writeFile(t, "policies.yaml",
+	policies := testkit.WriteFile(t, "policies.yaml",
 		fmt.Sprintf("policies:\n  - {name: web, algorithm: sliding_log, limit: %d, window: 1h}\n", gatewayLimit))
 	for i := range 3 {
 		args := []string{"--name", fmt.Sprintf("n%d", i), "--policies", policies, "--access-file", access,

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
 
@@ -81,54 +79,8 @@ func previous(t *testing.T) string {
 	return b.path
 }
 
-// TestUpgrade replaces a cluster of the release before by this build, node by node, and takes one step back, while
-// checks run on the nodes that stay. What was used up before stays used up, whichever build has it now.
-func TestUpgrade(t *testing.T) {
-	if raceEnabled {
-		t.Skip("not under the race detector: the release before is built without it")
-	}
-	old := previous(t)
-	f := newFleet(t, 3, strings.ReplaceAll(exactPolicies, "1m", "24h"), nil) // nothing comes back while this runs
-	for _, m := range f.members {
-		m.program = old
-	}
-	f.start(f.members...)
-	f.calm(f.members...)
-	keys := keysNamed("before", 20)
-	askers := func(algorithm string) (all []asker) {
-		for _, m := range f.members {
-			all = append(all, httpAsker(m.process, fmt.Sprintf(`"policy":%q`, algorithm)))
-		}
-		return all
-	}
-	for _, a := range exactAlgorithms {
-		wantEach(t, ask(t, keys, 110, askers(a)), 100)
-	}
-	step := func(m *member, program string) {
-		t.Helper()
-		rest := slices.DeleteFunc(slices.Clone(f.members), func(other *member) bool { return other == m })
-		tr := startTraffic(t, []*process{rest[0].process, rest[1].process}, "sliding_log", 4)
-		tr.goesOn(t, 100)
-		f.leave(m)
-		m.program = program
-		f.start(m)
-		f.calm(f.members...)
-		tr.goesOn(t, 100)
-		tr.stop(t, 10*time.Second)
-		n := tr.failedOpen.Load()
-		expect.True(t, n <= 0, "%d checks were answered by on_error while %s was replaced", n, m.name)
-		for _, a := range exactAlgorithms {
-			wantEach(t, ask(t, keys, 3, askers(a)), 0)
-		}
-	}
-	for _, m := range f.members {
-		step(m, binary(t))
-	}
-	step(f.members[0], old)
-	step(f.members[0], binary(t))
-}
-
-// TestUpgradeUnderLoad is the same with what TestRollingRestart does: every durability and consistency, judged.
+// TestUpgradeUnderLoad replaces a cluster of the release before by this build, node by node, and takes all steps back,
+// as TestRollingRestart does: under load, with every durability and consistency, judged.
 func TestUpgradeUnderLoad(t *testing.T) {
 	plainOnly(t)
 	survival(t)
