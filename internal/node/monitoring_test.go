@@ -261,21 +261,6 @@ func TestMonitoringAsksForWhatThereIs(t *testing.T) {
 	}
 }
 
-// TestMistakes: the check above finds what is wrong.
-func TestMistakes(t *testing.T) {
-	page := exposed{"weir_keys": true, "weir_requests_total": true, "result=": true, `result="allowed"`: true,
-		"policy=": true}
-	for query, want := range map[string]string{
-		`sum by (policy) (rate(weir_requests_total{result="allowed",policy=~".*"}[5m])) > 3 * 1e3`: "",
-		`weir_key > 1`: "weir_key",
-		`rate(weir_requests_total{result="no"}[5m])`: `result="no"`,
-		`weir_requests_total{verdict="allowed"}`:     `verdict=, verdict="allowed"`,
-		`sum by (result, le) (weir_keys)`:            "le=",
-	} {
-		expect.Equal(t, strings.Join(page.mistakes(query), ", "), want, "%s", query)
-	}
-}
-
 // seen is what a page of the console is told.
 type seen struct {
 	Roles  []string
