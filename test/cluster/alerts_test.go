@@ -51,19 +51,8 @@ scrape_configs:
     static_configs: [{targets: [%s]}]
 `, testkit.WriteFile(t, "alerts.yaml", string(rules)), targets)
 	p := &prometheus{t: t, addr: freeAddr(t)}
-	var log testkit.Buffer
-	cmd := exec.Command(server, "--config.file="+testkit.WriteFile(t, "prometheus.yml", config), "--web.listen-address="+p.addr,
-		"--storage.tsdb.path="+filepath.Join(t.TempDir(), "data"), "--log.level=warn")
-	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	must.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // killed
-		if t.Failed() {
-			t.Logf("prometheus wrote:\n%s", &log)
-		}
-	})
+	launchWith(t, nil, server, "--config.file="+testkit.WriteFile(t, "prometheus.yml", config),
+		"--web.listen-address="+p.addr, "--storage.tsdb.path="+filepath.Join(t.TempDir(), "data"), "--log.level=warn")
 	eventually(t, startTimeout, "prometheus to scrape all nodes", func() bool {
 		return p.query("count(up == 1)") == fmt.Sprint(len(nodes))
 	})

@@ -68,20 +68,6 @@ func (c token) GetRequestMetadata(context.Context, ...string) (map[string]string
 }
 func (token) RequireTransportSecurity() bool { return true }
 
-// operator sends requests over TLS, with a token unless they have one.
-type operator struct {
-	http.RoundTripper
-	token string
-}
-
-func (o operator) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	if r.URL.Scheme = "https"; r.Header.Get("Authorization") == "" {
-		r.Header.Set("Authorization", "Bearer "+o.token)
-	}
-	return o.RoundTripper.RoundTrip(r)
-}
-
 // startSecured starts three nodes. Callers shop and thief have the roles check and read for everything.
 func startSecured(t *testing.T, prepare func(*secured)) *secured {
 	t.Helper()
@@ -110,7 +96,7 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 		"--gossip-key-file", in("weir-cluster/gossip-keys"), "--cluster-secret-file", in("weir-cluster/secret"))
 	transport := &http.Transport{TLSClientConfig: s.tls, MaxIdleConnsPerHost: 50}
 	t.Cleanup(transport.CloseIdleConnections)
-	s.web = &http.Client{Timeout: waitTimeout, Transport: operator{transport, s.tokens["operator"]}}
+	s.web = &http.Client{Timeout: waitTimeout, Transport: withToken{transport, "https", s.tokens["operator"]}}
 	if prepare != nil {
 		prepare(s)
 	}

@@ -2,7 +2,6 @@ package clustertest
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -159,13 +158,6 @@ func (f *fleet) start(members ...*member) {
 	}
 }
 
-// kill ends a member's process without notice.
-func (m *member) kill() {
-	m.t.Helper()
-	m.signal(syscall.SIGKILL)
-	m.exit(stopTimeout)
-}
-
 // leave ends members' processes in good order, all at once. It returns how long that took.
 func (f *fleet) leave(members ...*member) time.Duration {
 	f.t.Helper()
@@ -206,31 +198,6 @@ func (f *fleet) calm(members ...*member) time.Duration {
 		}
 	}
 	return time.Since(began)
-}
-
-// overview is what a node's status says of the cluster.
-type overview struct {
-	Ready       bool
-	ReadyDetail string `json:"ready_detail"`
-	Ring        string
-	Members     []struct {
-		Name, State string
-		Partitions  int
-		Reachable   bool
-		Ownership   struct{ Held, Moving, Awaited, Degraded int }
-	}
-}
-
-// overview asks a node, which may be away.
-func (m *member) overview() (st overview, err error) {
-	code, page, err := m.fetch("/v1/status")
-	if err == nil {
-		err = json.Unmarshal(page, &st)
-	}
-	if err != nil || code != http.StatusOK {
-		err = fmt.Errorf("%s: /v1/status: %d, %v: %s", m.name, code, err, page)
-	}
-	return st, err
 }
 
 // trouble says why, as a node sees it, the cluster is not yet calm; it is empty when it is.

@@ -21,14 +21,18 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// withToken has requests carry a token.
-type withToken string
+// withToken sends requests by a scheme, with a token unless they have one.
+type withToken struct {
+	http.RoundTripper
+	scheme, token string
+}
 
-// RoundTrip implements http.RoundTripper.
-func (token withToken) RoundTrip(r *http.Request) (*http.Response, error) {
+func (w withToken) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer "+string(token))
-	return web.Transport.RoundTrip(r)
+	if r.URL.Scheme = w.scheme; r.Header.Get("Authorization") == "" {
+		r.Header.Set("Authorization", "Bearer "+w.token)
+	}
+	return w.RoundTripper.RoundTrip(r)
 }
 
 // gatewayLimit is what the policies of gateways under test admit.
@@ -57,7 +61,7 @@ func startGuarded(t *testing.T) (nodes []*process, token string) {
 			args = append(args, "--join", nodes[0].gossip)
 		}
 		p := startNode(t, args...)
-		p.web = &http.Client{Timeout: web.Timeout, Transport: withToken(operator)}
+		p.web = &http.Client{Timeout: web.Timeout, Transport: withToken{web.Transport, "http", operator}}
 		nodes = append(nodes, p.awaitReady())
 	}
 	for _, p := range nodes {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -29,10 +30,11 @@ const (
 	waitTimeout  = testkit.Patience
 )
 
-// process is a running weir.
+// process is a running weir, or another program.
 type process struct {
 	t              *testing.T
 	cmd            *exec.Cmd
+	stdin          io.WriteCloser
 	stdout, stderr testkit.Buffer
 	done           chan struct{} // closed when it has ended, after everything it wrote has been read
 	web            *http.Client  // that reaches it
@@ -59,8 +61,8 @@ func launch(t *testing.T, args ...string) *process {
 	return launchWith(t, nil, binary(t), args...)
 }
 
-// launchWith is launch of another binary, by way of another command, which runs the one that is appended to its
-// arguments in its place.
+// launchWith is launch of any program, by way of another command, which runs the one that is appended to its arguments in
+// its place.
 func launchWith(t *testing.T, wrapper []string, program string, args ...string) *process {
 	t.Helper()
 	line := slices.Concat(wrapper, []string{program}, args)
@@ -68,6 +70,7 @@ func launchWith(t *testing.T, wrapper []string, program string, args ...string) 
 	p.cmd.Env = environment()
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.stdin = must.Value(p.cmd.StdinPipe())(t)
 	must.NoError(t, p.cmd.Start())
 	go func() {
 		defer close(p.done)
@@ -77,11 +80,10 @@ func launchWith(t *testing.T, wrapper []string, program string, args ...string) 
 		_ = p.cmd.Process.Kill()
 		<-p.done
 		for _, sign := range []string{"WARNING: DATA RACE", "panic:", "fatal error:"} {
-			expect.True(t, !strings.Contains(p.stderr.String(), sign), "weir %s: %s", strings.Join(args, " "), sign)
+			expect.True(t, !strings.Contains(p.stderr.String(), sign), "%s: %s", p.cmd, sign)
 		}
 		if t.Failed() {
-			t.Logf("weir %s (pid %d, %v) wrote:\n%s%s", strings.Join(args, " "), p.cmd.Process.Pid, p.cmd.ProcessState,
-				&p.stdout, &p.stderr)
+			t.Logf("%s (pid %d, %v) wrote:\n%s%s", p.cmd, p.cmd.Process.Pid, p.cmd.ProcessState, &p.stdout, &p.stderr)
 		}
 	})
 	return p
@@ -156,6 +158,13 @@ func (p *process) exit(within time.Duration) int {
 		p.t.Fatalf("weir did not end within %v", within)
 		panic("not reached")
 	}
+}
+
+// kill ends the process without notice.
+func (p *process) kill() {
+	p.t.Helper()
+	p.signal(syscall.SIGKILL)
+	p.exit(stopTimeout)
 }
 
 // terminate ends the process in good order.
