@@ -2,7 +2,6 @@ package clustertest
 
 import (
 	"context"
-	"net"
 	"os"
 	"os/exec"
 	"regexp"
@@ -27,36 +26,6 @@ func (p *process) wantEnd(within time.Duration, says ...string) {
 	for _, want := range says {
 		expect.True(p.t, strings.Contains(last, want), "the message lacks %q: %s", want, last)
 	}
-}
-
-// freePort returns a port that was free a moment ago, for a process whose ready line cannot be waited for.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	must.NoError(t, err)
-	return port
-}
-
-// arg returns the value of the last flag of that name.
-func (p *process) arg(name string) (value string) {
-	for i, a := range p.cmd.Args {
-		if a == name {
-			value = p.cmd.Args[i+1]
-		}
-	}
-	return value
-}
-
-func TestNameInUse(t *testing.T) {
-	t.Parallel()
-	first := startNode(t, "--name", "twin").awaitReady()
-	startNode(t, "--name", "twin", "--join", first.gossip).
-		wantEnd(30*time.Second, "name twin is in use by "+first.gossip+"; give this node another one")
-	code, page := first.get("/readyz")
-	expect.True(t, code == 200, "/readyz of the first: %d %s", code, page)
-	first.terminate()
 }
 
 // TestStrangers: nodes that would not agree on who owns a key do not form a cluster.
@@ -90,12 +59,16 @@ func TestOtherGossipKey(t *testing.T) {
 	t.Parallel()
 	first := startNode(t, "--name", "first", "--gossip-key-file", testkit.WriteFile(t, "first", keyA)).awaitReady()
 	file := testkit.WriteFile(t, "second", keyB)
-	second := startNode(t, "--name", "second", "--join", first.gossip, "--gossip-key-file", file, "--http-port",
-		freePort(t))
-	plain := startNode(t, "--name", "third", "--join", first.gossip, "--http-port", freePort(t))
+	join := func(name string, args ...string) *process { // which will print no ready line for a while
+		addr := freeAddr(t)
+		_, port, _ := strings.Cut(addr, ":")
+		p := startNode(t, append(args, "--name", name, "--join", first.gossip, "--http-port", port)...)
+		p.http = addr
+		return p
+	}
+	second, plain := join("second", "--gossip-key-file", file), join("third")
 	start := time.Now()
 	for _, p := range []*process{second, plain} {
-		p.http = "127.0.0.1:" + p.arg("--http-port")
 		p.eventually(waitTimeout, "it says why it is not ready", func() bool {
 			code, page, err := p.fetch("/readyz")
 			return err == nil && code == 503 && strings.Contains(string(page), "uses another gossip key")
