@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding/gzip"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
@@ -324,10 +323,7 @@ const checkMethod = weirv1.Limiter_Check_FullMethodName
 // dialed connects to a node's gRPC port, in plain text.
 func dialed(t *testing.T, n *Node, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc),
-		append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
-	t.Cleanup(func() { conn.Close() })
-	return conn
+	return testkit.Dial(t, addrOf(n.listeners.grpc), options...)
 }
 
 // allocated is how many bytes the process allocates while f runs.
@@ -400,9 +396,7 @@ func TestEveryMessageIsCounted(t *testing.T) {
 	})
 	ctx := bearer(t, all)
 	for addr, server := range map[string]*grpc.Server{n.GRPCAddr(): n.grpcServer, n.PeerAddr(): n.peerServer} {
-		conn := must.Value(grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithDefaultCallOptions(grpc.ForceCodec(testkit.RawCodec{}))))(t)
-		defer conn.Close()
+		conn := testkit.Dial(t, addr, grpc.WithDefaultCallOptions(grpc.ForceCodec(testkit.RawCodec{})))
 		attacks := 0
 		for service, info := range server.GetServiceInfo() {
 			d := must.Value(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))(t)

@@ -140,10 +140,8 @@ func wantClosed(t *testing.T, listeners ...*admission.Listener) {
 
 func get(t *testing.T, n *Node, path string) (int, string) {
 	t.Helper()
-	resp := must.Value(http.Get("http://" + addrOf(n.listeners.http) + path))(t)
-	defer resp.Body.Close()
-	body := must.Value(io.ReadAll(resp.Body))(t)
-	return resp.StatusCode, string(body)
+	resp, body := send(t, n, "GET", path, "", "")
+	return resp.StatusCode, body
 }
 
 func check(t *testing.T, n *Node, key string) limit.Decision {

@@ -408,7 +408,8 @@ type flooded struct {
 }
 
 // TestAttacksOnMemory floods a node of 512 MiB with bodies of many elements, Kuadrant's reservations and quota buckets.
-// TestEveryMessageIsCounted of package node has messages of many elements. None is killed for its size, and the shop is answered.
+// None is killed for its size, and the shop is answered. TestEveryMessageIsCounted of package node has messages of many
+// elements, and TestMemoryBound streams.
 func TestAttacksOnMemory(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
@@ -423,61 +424,6 @@ func TestAttacksOnMemory(t *testing.T) {
 	t.Run("JSON", f.json)
 	t.Run("kuadrant", f.reservations)
 	t.Run("quota buckets", f.buckets)
-	t.Run("streams", f.streams)
-}
-
-// streams opens streams, as many as the thief gets, asks for everything on each, borrows of long keys, and reads
-// nothing on every other one.
-func (f *flooded) streams(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var work sync.WaitGroup
-	var opened, ended atomic.Int64
-	first := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf("log", "thief")}}}
-	for c := range 100 {
-		conn := f.conn("thief", f.target)
-		if _, err := weirv1.NewLimiterClient(conn).Check(ctx, first, grpc.WaitForReady(true)); err != nil {
-			t.Logf("the connection after %d: %v", c, err)
-			break
-		}
-		for n := range 40 {
-			work.Go(func() {
-				stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
-				if err != nil {
-					ended.Add(1)
-					return
-				}
-				if n%2 == 0 {
-					work.Go(func() {
-						for {
-							if _, err := stream.Recv(); err != nil {
-								return
-							}
-						}
-					})
-				}
-				in := &weirv1.BorrowRequest{Borrower: uint64(1 + c*40 + n)}
-				for i := range 500 {
-					key := fmt.Sprint(strings.Repeat("x", 900), c, " ", n, " ", i)
-					in.Loans = append(in.Loans, &weirv1.LoanReport{Number: 1, Target: targetOf("log", key), Want: 1e9})
-				}
-				for _, m := range []*weirv1.CheckStreamRequest{{Ready: true, Topology: true}, {Borrow: in},
-					{Borrow: in}, {Borrow: in}} {
-					if stream.Send(m) != nil {
-						ended.Add(1)
-						return
-					}
-				}
-				opened.Add(1)
-				<-ctx.Done()
-			})
-		}
-	}
-	eventually(t, waitTimeout, "the streams", func() bool { return opened.Load()+ended.Load() >= 3000 })
-	f.survived(t)
-	cancel()
-	work.Wait()
-	t.Logf("%d streams stayed, %d were ended", opened.Load(), ended.Load())
 }
 
 // survived sees to it that no node was killed, and that the flooded one answers.
