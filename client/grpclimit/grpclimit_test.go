@@ -184,3 +184,8 @@ func TestClient(t *testing.T) {
 	expect.ErrorContains(t, check(ctx, h), "deadline", "past the limit")
 	expect.NoError(t, watch(ctx, h), "another method")
 }
+
+func TestNoLimiter(t *testing.T) {
+	defer func() { expect.True(t, recover() != nil, "an interceptor without a Limiter") }()
+	New(Config{})
+}
