@@ -211,13 +211,15 @@ podAnnotations: {a: b}
 	expect(t, np.Spec.Egress[len(np.Spec.Egress)-1].Ports[0].Port.IntValue() == 4317, "egress is %+v", np.Spec.Egress)
 }
 
-// The Redis protocol is off unless it is asked for. TestServices and TestNetworkPolicy have what it takes where it is on.
+// The Redis protocol is off unless it is asked for. TestServices and TestNetworkPolicy have what it takes where it is
+// on.
 func TestChartRESP(t *testing.T) {
 	for _, on := range []bool{false, true} {
 		m := helm(t, fmt.Sprintf("resp: {enabled: %t}", on))
 		port := containerPorts(t, m)["resp"].ContainerPort
 		setting := podSettings(t, m.node(t))["resp-port"]
-		expect(t, (port == 6380) == on && (setting == "6380") == on, "enabled %t: port %d, setting %q", on, port, setting)
+		expect(t, (port == 6380) == on && (setting == "6380") == on, "enabled %t: port %d, setting %q", on, port,
+			setting)
 	}
 }
 

@@ -379,8 +379,8 @@ func quotable(policy string) error {
 	return nil
 }
 
-// FuzzQuotaBuckets reads anything as quota_buckets: they are mistakes with positions, or buckets within bounds, and each
-// id that fits one is found.
+// FuzzQuotaBuckets reads anything as quota_buckets: they are mistakes with positions, or buckets within bounds, and
+// each id that fits one is found.
 func FuzzQuotaBuckets(f *testing.F) {
 	f.Add([]byte("[{bucket: {name: api, tenant: \"*\"}, policy: p, key: \"{tenant}\"}]"), "x")
 	f.Add([]byte("[{bucket: {a: \"*\", b: c}, policy: p, key: \"{{{a}}}{b}\", share: 7}, {bucket: {a: \"*\", b: \"*\"}, policy: q, key: k}]"), "{a}")

@@ -342,7 +342,8 @@ var emptyChecks = bytes.Repeat([]byte{10, 0}, 4<<20/2-1)
 // are those of a caller.
 func TestCompressedRequests(t *testing.T) {
 	n, shop, _, _ := startAccess(t, nil)
-	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(testkit.RawCodec{}), grpc.UseCompressor(gzip.Name)))
+	conn := dialed(t, n,
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(testkit.RawCodec{}), grpc.UseCompressor(gzip.Name)))
 	for _, ctx := range []context.Context{t.Context(), bearer(t, shop)} {
 		took := allocated(func() {
 			for range 4 {

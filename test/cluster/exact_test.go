@@ -292,6 +292,22 @@ func ownEverything(t *testing.T, nodes []*process) {
 	}
 }
 
+// TestNodeLeaves: a node is told to end while checks run on the others, which must not notice more than a moment.
+func TestNodeLeaves(t *testing.T) {
+	nodes := startCluster(t, 3, "--policies", testkit.WriteFile(t, "policies.yaml", exactPolicies), "--grace", "1m")
+	rest := nodes[:2]
+	tr := startTraffic(t, rest, "sliding_log", 4)
+	tr.goesOn(t, 200)
+	asked := time.Now()
+	nodes[2].terminate()
+	t.Logf("%s ended %v after SIGTERM", nodes[2].name, time.Since(asked).Round(time.Millisecond))
+	ownEverything(t, rest)
+	tr.goesOn(t, 200)
+	tr.stop(t, 2*time.Second)
+	n := tr.failedOpen.Load()
+	expect.True(t, n <= 0, "%d checks were answered by on_error although the node left in good order", n)
+}
+
 // TestNodeDies: a node is killed while checks run on the others. Until they know, checks of its keys are answered by
 // on_error, within the time that checks may take.
 func TestNodeDies(t *testing.T) {

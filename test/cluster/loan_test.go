@@ -486,7 +486,8 @@ func startBorrower(t *testing.T, wrapper []string, plan borrowerPlan) *borrower 
 	t.Cleanup(unmap)
 	text := string(must.Value(json.Marshal(plan))(t))
 	p := launchWith(t, wrapper, must.Value(os.Executable())(t), borrowerCommand, text)
-	p.eventually(startTimeout, "a borrower is ready", func() bool { return strings.Contains(p.stdout.String(), "ready") })
+	p.eventually(startTimeout, "a borrower is ready",
+		func() bool { return strings.Contains(p.stdout.String(), "ready") })
 	return &borrower{p, plan, records}
 }
 

@@ -61,8 +61,8 @@ func launch(t *testing.T, args ...string) *process {
 	return launchWith(t, nil, binary(t), args...)
 }
 
-// launchWith is launch of any program, by way of another command, which runs the one that is appended to its arguments in
-// its place.
+// launchWith is launch of any program, by way of another command, which runs the one that is appended to its arguments
+// in its place.
 func launchWith(t *testing.T, wrapper []string, program string, args ...string) *process {
 	t.Helper()
 	line := slices.Concat(wrapper, []string{program}, args)
