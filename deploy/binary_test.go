@@ -104,6 +104,14 @@ func (s settings) takes(t *testing.T) {
 	expect(t, err == nil, "weir %s: %v\n%s", strings.Join(args, " "), err, out)
 }
 
+// TestTakes: the check above does fail.
+func TestTakes(t *testing.T) {
+	for _, wrong := range []string{"--no-such-setting=1", "--http-port=http", "--grace=40"} {
+		out, err := runWeir(t, "run", wrong, "--help")
+		expect(t, err != nil, "weir run takes %s:\n%s", wrong, out)
+	}
+}
+
 // validate asks the binary what it thinks of a policy file.
 func validate(t *testing.T, text string) {
 	t.Helper()

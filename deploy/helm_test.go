@@ -211,15 +211,33 @@ podAnnotations: {a: b}
 	expect(t, np.Spec.Egress[len(np.Spec.Egress)-1].Ports[0].Port.IntValue() == 4317, "egress is %+v", np.Spec.Egress)
 }
 
-// The Redis protocol is off unless it is asked for. TestServices and TestNetworkPolicy have what it takes where it is
-// on.
+// The Redis protocol is off unless it is asked for, and then everywhere where callers come in.
 func TestChartRESP(t *testing.T) {
 	for _, on := range []bool{false, true} {
 		m := helm(t, fmt.Sprintf("resp: {enabled: %t}", on))
-		port := containerPorts(t, m)["resp"].ContainerPort
-		setting := podSettings(t, m.node(t))["resp-port"]
-		expect(t, (port == 6380) == on && (setting == "6380") == on, "enabled %t: port %d, setting %q", on, port,
-			setting)
+		s := podSettings(t, m.node(t))
+		s.takes(t)
+		named := 0
+		for _, p := range m.node(t).Ports {
+			if p.Name == "resp" && p.ContainerPort == 6380 {
+				named++
+			}
+		}
+		for _, p := range object[corev1.Service](t, m, "weir").Spec.Ports {
+			if p.Port == 6380 && p.TargetPort.StrVal == "resp" {
+				named++
+			}
+		}
+		for _, rule := range object[networkingv1.NetworkPolicy](t, m, "weir").Spec.Ingress {
+			for _, p := range rule.Ports {
+				if p.Port.StrVal == "resp" {
+					named++
+				}
+			}
+		}
+		if want := map[bool]int{false: 0, true: 3}[on]; named != want || (s["resp-port"] == "6380") != on {
+			t.Errorf("enabled %t: the port is named in %d places of 3; the setting is %q", on, named, s["resp-port"])
+		}
 	}
 }
 

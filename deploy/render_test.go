@@ -130,7 +130,6 @@ func installations(t *testing.T) map[string]manifests {
 		"kustomize production":  kustomize(t, "k8s/overlays/production"),
 		"kustomize persistence": persistent(t, "k8s/overlays/production"),
 		"helm":                  helm(t),
-		"helm with RESP":        helm(t, "resp: {enabled: true}"),
 		"helm development":      helm(t, valuesFile(t, "values-development.yaml")),
 		"helm production":       helm(t, valuesFile(t, "values-production.yaml")),
 	}
