@@ -38,7 +38,7 @@ type cluster struct {
 	table     *ring.Table
 	nodes     []*limiter.Limiter
 	addrs     []string
-	ready     []*readiness
+	ready     []*told[bool]
 	told      *weirv1.TopologyResponse
 	forwarded atomic.Int64
 	calls     []atomic.Int64 // of the unary kind, by node
@@ -131,7 +131,7 @@ func newCluster(t *testing.T, n int, policies string) (*cluster, *Client) {
 }
 
 func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
-	ready := newReadiness()
+	ready := newTold(true)
 	c.ready = append(c.ready, ready)
 	server := grpcapi.NewServer(grpcapi.ServerConfig{
 		Service: c.nodes[i],

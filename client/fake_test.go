@@ -176,7 +176,7 @@ type node struct {
 	ctx     context.Context // ends when it is stopped
 	cancel  context.CancelFunc
 	streams streams
-	ring    ringTold
+	ring    *told[*weirv1.TopologyResponse]
 	secret  bool        // does not tell of the ring
 	direct  bool        // serves streams without looking into them
 	stops   atomic.Bool // ends its streams in order
@@ -186,7 +186,7 @@ type node struct {
 	// before, if any, is called first in every Check, and may answer in its place with an error.
 	before func(context.Context, *weirv1.CheckRequest) error
 	asked  atomic.Int64
-	ready  *readiness
+	ready  *told[bool]
 	hung   atomic.Pointer[chan struct{}] // closed when it answers probes again; nil: it does not hang
 	probed atomic.Int64                  // probes that have come
 }
@@ -199,17 +199,6 @@ func nodeOf(b *book, before func(context.Context, *weirv1.CheckRequest) error) *
 	n := nodeOver(b)
 	n.before = before
 	return n
-}
-
-// counted counts the checks that a service is asked.
-type counted struct {
-	limit.Service
-	checks atomic.Int64
-}
-
-func (c *counted) Check(ctx context.Context, checks []limit.Check) ([]limit.Result, error) {
-	c.checks.Add(int64(len(checks)))
-	return c.Service.Check(ctx, checks)
 }
 
 // CheckTo asks the service that the node stands for.
@@ -370,7 +359,7 @@ func (lendsNothing) OpenBorrower(uint64, func(limit.Recall)) func() { return fun
 
 func nodeOver(svc limit.Service, lender ...limit.Lender) *node {
 	describe := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
-	n := &node{svc: svc, ready: newReadiness()}
+	n := &node{svc: svc, ready: newTold(true), ring: newTold(&weirv1.TopologyResponse{})}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	cfg := grpcapi.ServerConfig{
 		Service: struct {
@@ -384,31 +373,29 @@ func nodeOver(svc limit.Service, lender ...limit.Lender) *node {
 		Ready:    n.ready.now,
 	}
 	n.LimiterServer = grpcapi.NewServer(cfg)
-	n.tell(&weirv1.TopologyResponse{})
 	return n
 }
 
-// ringTold is what a node says of the ring.
-type ringTold struct {
+// told is what a node tells its callers, and goes on to tell when it changes.
+type told[T any] struct {
 	mu      sync.Mutex
-	told    *weirv1.TopologyResponse
+	value   T
 	changed chan struct{}
 }
 
-func (r *ringTold) now() (*weirv1.TopologyResponse, <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.told, r.changed
+func newTold[T any](v T) *told[T] { return &told[T]{value: v, changed: make(chan struct{})} }
+
+func (s *told[T]) now() (T, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.value, s.changed
 }
 
-// tell has the node say something else of the ring.
-func (n *node) tell(t *weirv1.TopologyResponse) {
-	n.ring.mu.Lock()
-	defer n.ring.mu.Unlock()
-	if n.ring.changed != nil {
-		close(n.ring.changed)
-	}
-	n.ring.told, n.ring.changed = t, make(chan struct{})
+func (s *told[T]) set(v T) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.changed)
+	s.value, s.changed = v, make(chan struct{})
 }
 
 func (n *node) topology(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
@@ -417,28 +404,6 @@ func (n *node) topology(context.Context) (*weirv1.TopologyResponse, <-chan struc
 	}
 	now, changed := n.ring.now()
 	return now, changed, nil
-}
-
-// readiness is whether a node is ready.
-type readiness struct {
-	mu      sync.Mutex
-	ready   bool
-	changed chan struct{}
-}
-
-func newReadiness() *readiness { return &readiness{ready: true, changed: make(chan struct{})} }
-
-func (r *readiness) now() (bool, <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.ready, r.changed
-}
-
-func (r *readiness) set(ready bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	close(r.changed)
-	r.ready, r.changed = ready, make(chan struct{})
 }
 
 // hold keeps messages that come over streams from being looked at until they are released.

@@ -39,7 +39,7 @@ func tell(all []*node, addrs []string, members ...int) *ring.Table {
 	table := ring.Build(names)
 	t.Ring = table.Fingerprint()
 	for _, n := range all {
-		n.tell(t)
+		n.ring.set(t)
 	}
 	return table
 }
@@ -128,7 +128,7 @@ func TestOwnersChange(t *testing.T) {
 	expect.Equal(t, all[1].asked.Load()-before, 0, "how often the node that left was asked")
 	// Without a ring any node is asked.
 	for _, n := range all {
-		n.tell(&weirv1.TopologyResponse{})
+		n.ring.set(&weirv1.TopologyResponse{})
 	}
 	reaches(t, c)
 	expect.True(t, !failedOpen(t, c), "a question went unanswered")

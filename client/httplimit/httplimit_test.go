@@ -296,8 +296,3 @@ func (c *closing) Close() error {
 	c.closed = true
 	return nil
 }
-
-func TestNoLimiter(t *testing.T) {
-	defer func() { expect.True(t, recover() != nil, "a Handler without a Limiter") }()
-	New(Config{All: open(t)})
-}

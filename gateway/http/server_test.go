@@ -176,12 +176,6 @@ func TestNoMemory(t *testing.T) {
 	expect.Equal(t, token, "of the gateway", "whose request a gateway's is")
 }
 
-func TestServerIsBounded(t *testing.T) {
-	s := NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler))
-	expect.True(t, s.ReadHeaderTimeout > 0 && s.ReadTimeout > 0 && s.WriteTimeout > 0 && s.IdleTimeout > 0 &&
-		s.MaxHeaderBytes > 0 && s.ErrorLog != nil, "%+v", s)
-}
-
 func wantSound(t *testing.T, c limit.Check) {
 	t.Helper()
 	expect.True(t, (c.Policy == "") != (c.Limit == nil) && (c.Namespace == "" || c.Limit != nil) &&

@@ -75,8 +75,9 @@ func bearer(t *testing.T, token string) context.Context {
 	return metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
 }
 
-// send sends a request over plain HTTP.
-func send(t *testing.T, n *Node, method, path, token, body string) (*http.Response, string) {
+// send sends a request over plain HTTP; headers are written as name, value, and those
+// without a value are left out.
+func send(t *testing.T, n *Node, method, path, token, body string, headers ...string) (*http.Response, string) {
 	t.Helper()
 	r := must.Value(http.NewRequestWithContext(t.Context(), method, "http://"+addrOf(n.listeners.http)+path,
 		strings.NewReader(body)))(t)
@@ -87,6 +88,11 @@ func send(t *testing.T, n *Node, method, path, token, body string) (*http.Respon
 			field = "Weir-Authorization" // the other is the gateway's caller's
 		}
 		r.Header.Set(field, "Bearer "+token)
+	}
+	for pair := range slices.Chunk(headers, 2) {
+		if pair[1] != "" {
+			r.Header.Set(pair[0], pair[1])
+		}
 	}
 	resp := must.Value(http.DefaultClient.Do(r))(t)
 	defer resp.Body.Close()

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -19,7 +18,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding/gzip"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
@@ -37,37 +35,6 @@ import (
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
-
-// TestMaxConnections: a connection too many of a source is closed and counted; there is room again when one ends.
-func TestMaxConnections(t *testing.T) {
-	t.Parallel()
-	cfg := testConfig(t, "node")
-	cfg.Limits = Limits{MaxConnections: 100, MaxConnectionsPerSource: 2}
-	n := mustSettle(t, cfg)
-	http.DefaultClient.CloseIdleConnections()
-	known := func() int {
-		authenticated, _, _ := n.listeners.http.Connections()
-		return authenticated
-	}
-	ask := func(transport *http.Transport) error {
-		resp, err := (&http.Client{Transport: transport}).Get("http://" + n.HTTPAddr() + "/v1/status")
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		_, err = io.Copy(io.Discard, resp.Body) // the connection stays
-		return err
-	}
-	first, second, third := new(http.Transport), new(http.Transport), new(http.Transport)
-	must.NoError(t, errors.Join(ask(first), ask(second)))
-	expect.True(t, ask(third) != nil, "a third connection is answered")
-	refusedAt(t, n, "http", "too_many_connections")
-	expect.NoError(t, errors.Join(ask(first), ask(second)), "those that were there first")
-	first.CloseIdleConnections()
-	testkit.Eventually(t, "room for one", func() bool { return known() == 1 })
-	testkit.Eventually(t, "it to be taken", func() bool { return ask(third) == nil })
-	expect.Equal(t, known(), 2, "are counted")
-}
 
 // TestRejectedClient: the Go client of a node that has too many connections answers by its fail policy, says why, and
 // does not come back all the time; the node's probes are answered meanwhile. Connections beyond those for probes are
@@ -181,34 +148,6 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestClientBeyondMemory: the Go client of a node that has no memory for its connection, or for its stream, is told
-// that the node cannot take it, and answers by its fail policy: no caller takes it for its own mistake.
-func TestClientBeyondMemory(t *testing.T) {
-	t.Parallel()
-	for what, test := range map[string]struct {
-		free   int64
-		reason string
-	}{
-		"a connection": {admission.PerConnection - 1, "this node has too many connections"},
-		"a stream":     {admission.PerConnection + admission.PerStream - 1, "as it has memory for"},
-	} {
-		t.Run(what, func(t *testing.T) {
-			n := mustSettle(t, testConfig(t, "node"))
-			taken, most := n.callersMemory.InUse()
-			n.callersMemory.Force(int(most - taken - test.free))
-			// A busy machine may close the connection before its caller has been told why.
-			testkit.Eventually(t, "the reason", func() bool {
-				c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithTimeout(testkit.Patience),
-					client.WithBreaker(0, 0)))(t)
-				defer c.Close()
-				d, err := c.Policy("login").Allow(t.Context(), "k")
-				expect.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
-				return strings.Contains(c.Stats().Reason, test.reason)
-			})
-		})
-	}
-}
-
 // TestLimitsByDefault: every node has bounds, whatever it is started with: those that take memory follow from what
 // there is.
 func TestLimitsByDefault(t *testing.T) {
@@ -274,22 +213,6 @@ func TestMaxConnectionAge(t *testing.T) {
 		resp.Body.Close()
 	}
 	expect.True(t, answered != 0 && answered <= asked, "%d of %d requests on the stream are answered", answered, asked)
-}
-
-// TestOldConnectionsBetweenNodes: a forwarded check is answered by its owner although connections reach their age.
-func TestOldConnectionsBetweenNodes(t *testing.T) {
-	var book testkit.Buffer
-	nodes := startCluster(t, "a b", func(_ int, cfg *Config) {
-		cfg.Logger = book.Logger()
-		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
-		cfg.Limits.MaxConnectionAge = time.Second
-	})
-	count, stop := askAll(t, nodes)
-	testkit.Eventually(t, "four streams to end", func() bool {
-		return strings.Count(book.String(), `msg="peer stream broken" carries=operations`) >= 4
-	})
-	stop()
-	expect.True(t, count.Load() > 100, "%d checks", count.Load())
 }
 
 // TestChosenBounds: what is chosen by hand is taken from the memory for state; what cannot fit is an error that names
@@ -394,25 +317,13 @@ func TestStolenNodeCertificate(t *testing.T) {
 	}
 }
 
-// raw is a codec of messages that are bytes already.
-type raw struct{}
-
-func (raw) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
-
-func (raw) Unmarshal(data []byte, v any) error { return nil }
-
-func (raw) Name() string { return "proto" }
-
 // checkMethod is the name of the method that a caller without rights must not be able to have a request of read.
 const checkMethod = weirv1.Limiter_Check_FullMethodName
 
 // dialed connects to a node's gRPC port, in plain text.
 func dialed(t *testing.T, n *Node, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc),
-		append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
-	t.Cleanup(func() { conn.Close() })
-	return conn
+	return testkit.Dial(t, addrOf(n.listeners.grpc), options...)
 }
 
 // allocated is how many bytes the process allocates while f runs.
@@ -431,12 +342,13 @@ var emptyChecks = bytes.Repeat([]byte{10, 0}, 4<<20/2-1)
 // are those of a caller.
 func TestCompressedRequests(t *testing.T) {
 	n, shop, _, _ := startAccess(t, nil)
-	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.UseCompressor(gzip.Name)))
+	conn := dialed(t, n,
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(testkit.RawCodec{}), grpc.UseCompressor(gzip.Name)))
 	for _, ctx := range []context.Context{t.Context(), bearer(t, shop)} {
 		took := allocated(func() {
 			for range 4 {
 				var out []byte
-				err := conn.Invoke(ctx, checkMethod, emptyChecks, &out)
+				err := conn.Invoke(ctx, checkMethod, &emptyChecks, &out)
 				expect.Equal(t, status.Code(err), codes.Unimplemented, "a compressed request: %v", err)
 			}
 		})
@@ -485,9 +397,7 @@ func TestEveryMessageIsCounted(t *testing.T) {
 	})
 	ctx := bearer(t, all)
 	for addr, server := range map[string]*grpc.Server{n.GRPCAddr(): n.grpcServer, n.PeerAddr(): n.peerServer} {
-		conn := must.Value(grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}))))(t)
-		defer conn.Close()
+		conn := testkit.Dial(t, addr, grpc.WithDefaultCallOptions(grpc.ForceCodec(testkit.RawCodec{})))
 		attacks := 0
 		for service, info := range server.GetServiceInfo() {
 			d := must.Value(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))(t)
@@ -513,7 +423,7 @@ func TestEveryMessageIsCounted(t *testing.T) {
 func sendBody(ctx context.Context, conn *grpc.ClientConn, method string, stream bool, body []byte) error {
 	var out []byte
 	if !stream {
-		return conn.Invoke(ctx, method, body, &out)
+		return conn.Invoke(ctx, method, &body, &out)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -521,7 +431,7 @@ func sendBody(ctx context.Context, conn *grpc.ClientConn, method string, stream 
 	if err != nil {
 		return err
 	}
-	_ = s.SendMsg(body) // RecvMsg tells what went wrong
+	_ = s.SendMsg(&body) // RecvMsg tells what went wrong
 	return s.RecvMsg(&out)
 }
 

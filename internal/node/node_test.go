@@ -140,10 +140,8 @@ func wantClosed(t *testing.T, listeners ...*admission.Listener) {
 
 func get(t *testing.T, n *Node, path string) (int, string) {
 	t.Helper()
-	resp := must.Value(http.Get("http://" + addrOf(n.listeners.http) + path))(t)
-	defer resp.Body.Close()
-	body := must.Value(io.ReadAll(resp.Body))(t)
-	return resp.StatusCode, string(body)
+	resp, body := send(t, n, "GET", path, "", "")
+	return resp.StatusCode, body
 }
 
 func check(t *testing.T, n *Node, key string) limit.Decision {
@@ -198,25 +196,6 @@ func TestTwoNodes(t *testing.T) {
 	})
 }
 
-// TestNodeWithoutGossip: the least that a node can be.
-func TestNodeWithoutGossip(t *testing.T) {
-	leavesNothing(t, func() {
-		cfg := testConfig(t, "alone")
-		cfg.GossipPort, cfg.PeerPort, cfg.GRPCPort = PortOff, PortOff, PortOff
-		n := mustSettle(t, cfg)
-		d := check(t, n, "alice")
-		expect.True(t, d.Allowed, "%+v", d)
-		want := "weir ready name=alone http=" + addrOf(n.listeners.http) + " grpc= gossip= peer="
-		expect.True(t, n.ReadyLine() == want, "ready line: %s", n.ReadyLine())
-		st := n.Status(t.Context())
-		expect.True(t, len(st.Members) == 1 && st.Members[0].Partitions == st.Partitions && st.Members[0].Reachable,
-			"status: %v", st)
-		n.Stop()
-		ready, why := n.Ready()
-		expect.True(t, !ready && why == "stopping", "after Stop: %t, %q", ready, why)
-	})
-}
-
 // TestStartNodeErrors: whatever keeps a node from starting is named, and what was started before it is ended.
 func TestStartNodeErrors(t *testing.T) {
 	busy := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -260,17 +239,6 @@ func TestStartNodeErrors(t *testing.T) {
 			wantClosed(t, n.listeners.http, n.listeners.grpc, n.listeners.peer)
 		})
 	}
-}
-
-func TestAnyPortIfTaken(t *testing.T) {
-	t.Parallel()
-	busy := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer busy.Close()
-	cfg := testConfig(t, "node")
-	cfg.HTTPPort, cfg.AnyPortIfTaken = Port(busy.Addr().(*net.TCPAddr).Port), true
-	n := mustSettle(t, cfg)
-	code, page := get(t, n, "/healthz")
-	expect.True(t, code == http.StatusOK, "/healthz: %d %s", code, page)
 }
 
 // TestStop: several at once, with callers that stay, watch or say nothing, and again.

@@ -96,20 +96,6 @@ func (c *collector) path(t *testing.T, from collected, caller string) string {
 	return strings.Join(append(steps, "caller"), " < ")
 }
 
-// post sends a check with a header, unless its value is empty.
-func post(t *testing.T, n *Node, body, header, value string) *http.Response {
-	t.Helper()
-	r := must.Value(http.NewRequestWithContext(t.Context(), "POST", "http://"+addrOf(n.listeners.http)+"/v1/check",
-		strings.NewReader(body)))(t)
-	r.Header.Set("Content-Type", "application/json")
-	if value != "" {
-		r.Header.Set(header, value)
-	}
-	resp := must.Value(http.DefaultClient.Do(r))(t)
-	resp.Body.Close()
-	return resp
-}
-
 // TestTraceOverTwoNodes: one call makes one trace, from the API of the node that was asked to the decision of the
 // owner, whichever protocol it came over; and it has arrived when the nodes have stopped.
 func TestTraceOverTwoNodes(t *testing.T) {
@@ -132,7 +118,8 @@ func TestTraceOverTwoNodes(t *testing.T) {
 	for k := range keys {
 		key := fmt.Sprintf("secret-%d", k)
 		ask := func(traceparent string) {
-			resp := post(t, a, fmt.Sprintf(`{"policy":"login","key":%q}`, key), "Traceparent", traceparent)
+			body := fmt.Sprintf(`{"policy":"login","key":%q}`, key)
+			resp, _ := send(t, a, "POST", "/v1/check", "", body, "Traceparent", traceparent)
 			must.Equal(t, resp.StatusCode, http.StatusOK, "status")
 		}
 		ask("00-" + webTrace + "-" + web + "-01")
@@ -212,7 +199,7 @@ func TestCallErrors(t *testing.T) {
 		expect.True(t, strings.Contains(log.String(), line), "%q: no %q in the log", given, line)
 	}
 	expect.True(t, !strings.Contains(log.String(), "secret"), "the log says the key:\n%s", log.String())
-	post(t, n, "{}", "X-Request-Id", "my-id")
+	send(t, n, "POST", "/v1/check", "", "{}", "X-Request-Id", "my-id")
 	page := scrape(t, n)
 	expect.True(t, page[`code="NotFound"`] && page[`code="400"`], "counted: %v", page)
 }
@@ -223,7 +210,7 @@ func TestNoCollector(t *testing.T) {
 		cfg := testConfig(t, "a")
 		cfg.OTLPEndpoint, cfg.TraceSample = "http://127.0.0.1:1", 1
 		n := mustSettle(t, cfg)
-		resp := post(t, n, `{"policy":"login","key":"alice"}`, "Traceparent", "")
+		resp, _ := send(t, n, "POST", "/v1/check", "", `{"policy":"login","key":"alice"}`)
 		expect.Equal(t, resp.StatusCode, http.StatusOK, "status")
 		n.Stop()
 	})

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -97,24 +96,6 @@ func TestOverridesOfACluster(t *testing.T) {
 	expect.True(t, has == 2 && durable == 2, "%d have it, %d on disk", has, durable)
 	limits(a, "vip-", 50)
 	limits(b, "vip-", 50)
-	for _, bad := range []struct{ body, field string }{
-		{`{"policy":"login","settings":{"limit":50}}`, "key"},
-		{`{"policy":"gone","key":"k","settings":{"limit":50}}`, "policy"},
-		{`{"policy":"login","key":"k","prefix":"p","settings":{"limit":50}}`, "prefix"},
-		{`{"policy":"login","key":"k"}`, "settings"},
-		{`{"policy":"login","key":"k","settings":{"limit":"50"}}`, "settings.limit"},
-		{`{"policy":"login","key":"k","settings":{"ttl":"1s"}}`, "settings.ttl"},
-		{`{"policy":"login","key":"k","settings":{"limit":5,"limit":5}}`, "settings.limit"},
-		{`{"policy":"login","key":"` + strings.Repeat("k", 1025) + `","settings":{"limit":50}}`, "key"},
-		{`{"policy":"login","key":"k","settings":{"limits":["` + strings.Repeat("1", 5000) + `"]}}`, "settings"},
-	} {
-		resp, text := send(t, b, "PUT", "/v1/overrides", "", bad.body)
-		var p struct{ Field string }
-		if err := json.Unmarshal([]byte(text), &p); err != nil || resp.StatusCode/100 != 4 || p.Field != bad.field {
-			t.Errorf("%.100s: %d %s, want a problem of %s", bad.body, resp.StatusCode, text, bad.field)
-		}
-	}
-
 	c := start("c", seed)
 	awaitSettled(t, c)
 	expect.Equal(t, c.overrides.book.Digest(), a.overrides.book.Digest(),
@@ -157,35 +138,6 @@ func TestOverridesOfACluster(t *testing.T) {
 	}
 	resp, _ = send(t, a, "DELETE", "/v1/overrides?policy=login&prefix=vip-", "", "")
 	expect.Equal(t, resp.StatusCode, 404, "another DELETE")
-}
-
-// TestOverridesInFile: they are there again after a restart, and a file that is none keeps the node from starting.
-func TestOverridesInFile(t *testing.T) {
-	t.Parallel()
-	cfg := testConfig(t, "a")
-	cfg.GossipPort, cfg.PeerPort, cfg.DataDir = PortOff, PortOff, t.TempDir()
-	n := mustSettle(t, cfg)
-	key := "new\nline \u00e9\U0001F600\"\\"
-	body := must.Value(json.Marshal(map[string]any{"policy": "login", "key": key,
-		"settings": map[string]any{"blocked": true}}))(t)
-	has, durable := override(t, n, string(body))
-	expect.True(t, has == 1 && durable == 1, "%d have it, %d on disk", has, durable)
-	n.Stop()
-	n = mustStart(t, cfg)
-	awaitSettled(t, n)
-	d := check(t, n, key)
-	expect.True(t, !d.Allowed, "not blocked")
-	_, list := send(t, n, "GET", "/v1/overrides?policy=login&key="+url.QueryEscape(key), "", "")
-	expect.True(t, strings.Contains(list, `"version":"1@a"`) && strings.Contains(list, `"changed_by":"everybody"`),
-		"%v", list)
-	n.Stop()
-	file := filepath.Join(cfg.DataDir, control.OverridesFile)
-	must.NoError(t, os.WriteFile(file, []byte("{\"format\": 1,\n \"overrides\": [}"), 0o600))
-	_, err := Start(t.Context(), cfg)
-	expect.True(t, err != nil && strings.HasPrefix(err.Error(), "data-dir: "+file+":2:"), "a corrupt file: %v", err)
-	cfg.DataDir = file
-	_, err = Start(t.Context(), cfg)
-	expect.True(t, err != nil && strings.HasPrefix(err.Error(), "data-dir: "), "a file as directory: %v", err)
 }
 
 // TestOverridesByRole: who has the role for a policy changes and sees its overrides, and each change is in the audit
@@ -279,32 +231,6 @@ func TestOverridesByClient(t *testing.T) {
 	var wrong *client.Error
 	_, err = c.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k", Settings: "{}"})
 	expect.True(t, errors.As(err, &wrong) && wrong.Kind == client.ErrInvalid && wrong.Field == "settings", "%v", err)
-	conn := testkit.Dial(t, n.GRPCAddr())
-	for want, ask := range map[string]func() error{
-		"override.key: ": func() error {
-			_, err := weirv1.NewOverridesClient(conn).SetOverride(t.Context(),
-				&weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Settings: `{"limit":1}`}})
-			return err
-		},
-		"override.settings.limit: ": func() error {
-			_, err := weirv1.NewOverridesClient(conn).SetOverride(t.Context(),
-				&weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Key: "k",
-					Settings: `{"limit":0}`}})
-			return err
-		},
-		"policy: ": func() error {
-			_, err := weirv1.NewOverridesClient(conn).DeleteOverride(t.Context(),
-				&weirv1.DeleteOverrideRequest{Policy: "no policy", Key: "k"})
-			return err
-		},
-		"limit: ": func() error {
-			_, err := weirv1.NewLimiterClient(conn).TopKeys(t.Context(), &weirv1.TopKeysRequest{Limit: 257})
-			return err
-		},
-	} {
-		got := status.Convert(ask()).Message()
-		expect.True(t, strings.HasPrefix(got, want), "%q, want %q…", got, want)
-	}
 	for _, err := range c.Overrides(t.Context(), "no policy") {
 		expect.ErrorIs(t, err, client.ErrInvalid)
 	}

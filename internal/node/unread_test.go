@@ -14,8 +14,6 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
@@ -127,9 +125,7 @@ func TestUnreadBetweenNodes(t *testing.T) {
 // them, though the connection stays open. gRPC does not return their buffers.
 func TestForgottenMessages(t *testing.T) {
 	n, shop, _, _ := withAccess(t, nil)
-	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc),
-		grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	t.Cleanup(func() { conn.Close() })
+	conn := dialed(t, n)
 	message := &weirv1.CheckStreamRequest{Keys: make([]byte, 20<<10), KeyLengths: make([]uint32, 1000)}
 	var most int64
 	for range 20 {

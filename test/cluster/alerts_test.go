@@ -49,21 +49,10 @@ rule_files: [%s]
 scrape_configs:
   - job_name: weir
     static_configs: [{targets: [%s]}]
-`, writeFile(t, "alerts.yaml", string(rules)), targets)
+`, testkit.WriteFile(t, "alerts.yaml", string(rules)), targets)
 	p := &prometheus{t: t, addr: freeAddr(t)}
-	var log testkit.Buffer
-	cmd := exec.Command(server, "--config.file="+writeFile(t, "prometheus.yml", config), "--web.listen-address="+p.addr,
-		"--storage.tsdb.path="+filepath.Join(t.TempDir(), "data"), "--log.level=warn")
-	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	must.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // killed
-		if t.Failed() {
-			t.Logf("prometheus wrote:\n%s", &log)
-		}
-	})
+	launchWith(t, nil, server, "--config.file="+testkit.WriteFile(t, "prometheus.yml", config),
+		"--web.listen-address="+p.addr, "--storage.tsdb.path="+filepath.Join(t.TempDir(), "data"), "--log.level=warn")
 	eventually(t, startTimeout, "prometheus to scrape all nodes", func() bool {
 		return p.query("count(up == 1)") == fmt.Sprint(len(nodes))
 	})
@@ -132,7 +121,7 @@ func (p *prometheus) firing(name, label, value string) bool {
 // TestAlertsFire has a real Prometheus watch real nodes: alerts fire while there is a reason, and end with it.
 func TestAlertsFire(t *testing.T) {
 	t.Parallel()
-	nodes := startCluster(t, 2, "--policies", writeFile(t, "policies.yaml", `
+	nodes := startCluster(t, 2, "--policies", testkit.WriteFile(t, "policies.yaml", `
 policies:
   - {name: login, algorithm: sliding_log, limit: 10, window: 1h}
   - {name: quiet, algorithm: sliding_log, limit: 1000000, window: 1h}

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // decision is what the HTTP API answers to a check.
@@ -31,14 +31,15 @@ type decision struct {
 
 // status is what the HTTP API says of the cluster, as far as the tests look at it.
 type status struct {
-	Node    string
-	Members []struct {
-		Name, State string
-		Partitions  int
-		Keys        int
-		Reachable   bool
-	}
+	Ready         bool
+	ReadyDetail   string `json:"ready_detail"`
 	PoliciesError string `json:"policies_error"`
+	Members       []struct {
+		Name, State      string
+		Partitions, Keys int
+		Reachable        bool
+		Ownership        struct{ Held, Moving, Awaited, Degraded int }
+	}
 }
 
 // web asks nodes over HTTP. Its timeout is the tests' own deadline: nothing may hang.
@@ -61,10 +62,9 @@ func (p *process) post(path, contentType string, body []byte) (int, http.Header,
 // get reads a page of the HTTP API.
 func (p *process) get(path string) (code int, page string) {
 	p.t.Helper()
-	resp := must.Value(p.web.Get("http://" + p.http + path))(p.t)
-	defer resp.Body.Close()
-	text := must.Value(io.ReadAll(resp.Body))(p.t)
-	return resp.StatusCode, string(text)
+	code, text, err := p.fetch(path)
+	must.NoError(p.t, err)
+	return code, string(text)
 }
 
 // check sends a check as JSON. An answer that is neither 200 nor 429 is an error.
@@ -100,22 +100,25 @@ func (p *process) peek(policy, key string) decision {
 	return d
 }
 
+// overview asks a node, which may be away, for its status.
+func (p *process) overview() (st status, err error) {
+	code, page, err := p.fetch("/v1/status")
+	if err == nil {
+		err = json.Unmarshal(page, &st)
+	}
+	if err != nil || code != http.StatusOK {
+		err = fmt.Errorf("%s: /v1/status: %d, %v: %s", p.name, code, err, page)
+	}
+	return st, err
+}
+
 func (p *process) status() status {
 	p.t.Helper()
-	code, page := p.get("/v1/status")
-	var s status
-	err := json.Unmarshal([]byte(page), &s)
-	must.True(p.t, err == nil && code == http.StatusOK, "/v1/status: %d, %v: %s", code, err, page)
-	return s
+	return must.Value(p.overview())(p.t)
 }
 
 // connect opens a gRPC connection to the node's port for callers.
-func (p *process) connect() *grpc.ClientConn {
-	p.t.Helper()
-	conn := must.Value(grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials())))(p.t)
-	p.t.Cleanup(func() { conn.Close() })
-	return conn
-}
+func (p *process) connect() *grpc.ClientConn { return testkit.Dial(p.t, p.grpc) }
 
 // dial is connect for those who only want to ask the limiter.
 func (p *process) dial() weirv1.LimiterClient { return weirv1.NewLimiterClient(p.connect()) }

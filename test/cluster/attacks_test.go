@@ -1,7 +1,6 @@
 package clustertest
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -9,11 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,16 +24,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	grpcstatus "google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
-	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -65,7 +58,6 @@ type secured struct {
 	*fleet
 	tls    *tls.Config
 	tokens map[string]string // by caller: operator, shop, thief
-	nodes  *tls.Config       // a node's certificate, as a thief has it
 }
 
 // token is a caller's credential, on connections over TLS only.
@@ -75,20 +67,6 @@ func (c token) GetRequestMetadata(context.Context, ...string) (map[string]string
 	return map[string]string{"authorization": "Bearer " + string(c)}, nil
 }
 func (token) RequireTransportSecurity() bool { return true }
-
-// operator sends requests over TLS, with a token unless they have one.
-type operator struct {
-	http.RoundTripper
-	token string
-}
-
-func (o operator) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	if r.URL.Scheme = "https"; r.Header.Get("Authorization") == "" {
-		r.Header.Set("Authorization", "Bearer "+o.token)
-	}
-	return o.RoundTripper.RoundTrip(r)
-}
 
 // startSecured starts three nodes. Callers shop and thief have the roles check and read for everything.
 func startSecured(t *testing.T, prepare func(*secured)) *secured {
@@ -108,11 +86,9 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 	s.tls = &tls.Config{RootCAs: roots, ServerName: "weir"}
 	s.fleet = newFleet(t, 3, attackedPolicies, nil)
 	in := func(name string) string { return filepath.Join(dir, name) }
-	pair := must.Value(tls.LoadX509KeyPair(in("weir-nodes-tls/tls.crt"), in("weir-nodes-tls/tls.key")))(t)
-	s.nodes = &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}}
 	s.args = append(s.args,
-		"--envoy-config", filepath.Dir(writeFile(t, "edge.yaml", attackedEnvoy)), "--access-file",
-		writeFile(t, "access.yaml", access),
+		"--envoy-config", filepath.Dir(testkit.WriteFile(t, "edge.yaml", attackedEnvoy)), "--access-file",
+		testkit.WriteFile(t, "access.yaml", access),
 		"--tls-cert-file", in("weir-callers-tls/tls.crt"), "--tls-key-file", in("weir-callers-tls/tls.key"),
 		"--tls-client-ca-file", in("weir-callers-tls/ca.crt"),
 		"--peer-tls-cert-file", in("weir-nodes-tls/tls.crt"), "--peer-tls-key-file", in("weir-nodes-tls/tls.key"),
@@ -120,7 +96,7 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 		"--gossip-key-file", in("weir-cluster/gossip-keys"), "--cluster-secret-file", in("weir-cluster/secret"))
 	transport := &http.Transport{TLSClientConfig: s.tls, MaxIdleConnsPerHost: 50}
 	t.Cleanup(transport.CloseIdleConnections)
-	s.web = &http.Client{Timeout: waitTimeout, Transport: operator{transport, s.tokens["operator"]}}
+	s.web = &http.Client{Timeout: waitTimeout, Transport: withToken{transport, "https", s.tokens["operator"]}}
 	if prepare != nil {
 		prepare(s)
 	}
@@ -200,38 +176,6 @@ func TestAttacksByCallers(t *testing.T) {
 	t.Run("request ids of others", s.guessIDs)
 	t.Run("two operators", s.twoOperators)
 	t.Run("a node that has just started", s.restarted)
-	t.Run("a node's certificate", s.nodesCertificate)
-}
-
-// nodesCertificate has who holds a node's certificate, but no gossip key, tell of overrides in the name of each member
-// and of one that is none, and change the gossip keys: nodes pull from members only, and operators go on changing
-// overrides through all of them.
-func (s *secured) nodesCertificate(t *testing.T) {
-	_, page := s.as("thief", s.members[0], "GET", "/v1/status", "")
-	var st struct{ Members []struct{ Name, Boot string } }
-	must.NoError(t, json.Unmarshal([]byte(page), &st))
-	st.Members = append(st.Members, struct{ Name, Boot string }{"thief", "1"})
-	for i, m := range s.members {
-		conn := must.Value(grpc.NewClient("passthrough:///"+m.ip+":"+fleetPeer,
-			grpc.WithTransportCredentials(credentials.NewTLS(s.nodes))))(t)
-		defer conn.Close()
-		for _, of := range st.Members {
-			boot := must.Value(strconv.ParseUint(of.Boot, 16, 64))(t)
-			_, err := peerv1.NewOverridesClient(conn).Notify(t.Context(),
-				&peerv1.NotifyOverridesRequest{Name: of.Name, Boot: boot})
-			member := of.Name != m.name && of.Name != "thief"
-			expect.True(t, (err == nil) == member, "%s is told of overrides by %s: %v", m.name, of.Name, err)
-		}
-		for _, req := range []*weirv1.GossipKeysRequest{
-			{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: make([]byte, 32)},
-			{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: "0"},
-		} {
-			_, err := peerv1.NewGossipKeysClient(conn).Apply(t.Context(), req)
-			expect.Equal(t, grpcstatus.Code(err), codes.PermissionDenied, "%v", err)
-		}
-		c, done := s.setLimit(m, "after", 500+int64(i))
-		expect.True(t, done && c.claims(500+int64(i)), "%s: %+v", m.name, c)
-	}
 }
 
 // debt has the thief charge 2^53 by each protocol that charges regardless of room. A bucket of 100 a second has room
@@ -456,54 +400,6 @@ func (s *secured) restarted(t *testing.T) {
 	}
 }
 
-// TestAttacksOnOpenNodes: nodes on loopback without an access file. Pages of other sites charge nothing and get no
-// events of the console, and one address does not hold all of those.
-func TestAttacksOnOpenNodes(t *testing.T) {
-	plainOnly(t)
-	t.Parallel()
-	m := startNode(t, "--policies", writeFile(t, "policies.yaml", attackedPolicies)).awaitReady()
-	send := func(method, path, body string, headers ...string) *http.Response {
-		r := must.Value(http.NewRequestWithContext(t.Context(), method, "http://"+m.http+path,
-			strings.NewReader(body)))(t)
-		for i := 0; i < len(headers); i += 2 {
-			r.Header.Set(headers[i], headers[i+1])
-		}
-		resp := must.Value(http.DefaultClient.Do(r))(t)
-		t.Cleanup(func() { resp.Body.Close() })
-		return resp
-	}
-	for _, by := range [][]string{{"Origin", "https://evil.example"}, {"Sec-Fetch-Site", "cross-site"}} {
-		for path, body := range map[string]string{
-			"/v1/GetRateLimits": `{"requests":[{"name":"n","uniqueKey":"alice","hits":1,"limit":10,"duration":60000}]}`,
-			"/v1/check":         `{"policy":"log","key":"page"}`,
-			"/v1/checks":        `{"checks":[{"policy":"log","key":"page"}]}`,
-			"/v1/refund":        `{"policy":"log","key":"page"}`, "/v1/extends": `{"extends":[]}`,
-			"/v1/commits": `{"commits":[]}`,
-		} {
-			resp := send("POST", path, body, append([]string{"Content-Type", "text/plain"}, by...)...)
-			expect.Equal(t, resp.StatusCode, http.StatusUnsupportedMediaType, "%s, %v", path, by)
-		}
-	}
-	resp := send("POST", "/v1/check", `{"policy":"log","key":"page","cost":0}`, "Content-Type", "application/json")
-	answer := string(must.Value(io.ReadAll(resp.Body))(t))
-	expect.True(t, strings.Contains(answer, `"remaining":2000`), "a page has charged: %s", answer)
-
-	expect.Equal(t, send("GET", "/console/events", "").StatusCode, http.StatusForbidden, "a page of another site")
-	held := 0
-	for range 100 {
-		if send("GET", "/console/events", "", "Weir-Console", "page").StatusCode == http.StatusOK {
-			held++
-		}
-	}
-	expect.Equal(t, held, 8, "streams of one address")
-	other := &http.Client{Transport: &http.Transport{DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)}}).DialContext}}
-	r := must.Value(http.NewRequestWithContext(t.Context(), "GET", "http://"+m.http+"/console/events", nil))(t)
-	r.Header.Set("Weir-Console", "page")
-	resp = must.Value(other.Do(r))(t)
-	defer resp.Body.Close()
-	expect.Equal(t, resp.StatusCode, http.StatusOK, "another address")
-}
-
 // flooded is a secured fleet whose first node is flooded.
 type flooded struct {
 	*secured
@@ -511,8 +407,9 @@ type flooded struct {
 	groups []*cgroup
 }
 
-// TestAttacksOnMemory floods a node of 512 MiB with messages of many elements, Kuadrant's reservations and quota
-// buckets. None is killed for its size, and the shop is answered.
+// TestAttacksOnMemory floods a node of 512 MiB with bodies of many elements, Kuadrant's reservations and quota buckets.
+// None is killed for its size, and the shop is answered. TestEveryMessageIsCounted of package node has messages of many
+// elements, and TestMemoryBound streams.
 func TestAttacksOnMemory(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
@@ -524,65 +421,9 @@ func TestAttacksOnMemory(t *testing.T) {
 		}
 	})
 	f.target = f.members[0]
-	t.Run("elements", f.elements)
 	t.Run("JSON", f.json)
 	t.Run("kuadrant", f.reservations)
 	t.Run("quota buckets", f.buckets)
-	t.Run("streams", f.streams)
-}
-
-// streams opens streams, as many as the thief gets, asks for everything on each, borrows of long keys, and reads
-// nothing on every other one.
-func (f *flooded) streams(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var work sync.WaitGroup
-	var opened, ended atomic.Int64
-	first := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf("log", "thief")}}}
-	for c := range 100 {
-		conn := f.conn("thief", f.target)
-		if _, err := weirv1.NewLimiterClient(conn).Check(ctx, first, grpc.WaitForReady(true)); err != nil {
-			t.Logf("the connection after %d: %v", c, err)
-			break
-		}
-		for n := range 40 {
-			work.Go(func() {
-				stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
-				if err != nil {
-					ended.Add(1)
-					return
-				}
-				if n%2 == 0 {
-					work.Go(func() {
-						for {
-							if _, err := stream.Recv(); err != nil {
-								return
-							}
-						}
-					})
-				}
-				in := &weirv1.BorrowRequest{Borrower: uint64(1 + c*40 + n)}
-				for i := range 500 {
-					key := fmt.Sprint(strings.Repeat("x", 900), c, " ", n, " ", i)
-					in.Loans = append(in.Loans, &weirv1.LoanReport{Number: 1, Target: targetOf("log", key), Want: 1e9})
-				}
-				for _, m := range []*weirv1.CheckStreamRequest{{Ready: true, Topology: true}, {Borrow: in},
-					{Borrow: in}, {Borrow: in}} {
-					if stream.Send(m) != nil {
-						ended.Add(1)
-						return
-					}
-				}
-				opened.Add(1)
-				<-ctx.Done()
-			})
-		}
-	}
-	eventually(t, waitTimeout, "the streams", func() bool { return opened.Load()+ended.Load() >= 3000 })
-	f.survived(t)
-	cancel()
-	work.Wait()
-	t.Logf("%d streams stayed, %d were ended", opened.Load(), ended.Load())
 }
 
 // survived sees to it that no node was killed, and that the flooded one answers.
@@ -601,38 +442,6 @@ func (f *flooded) survived(t *testing.T) {
 		return err == nil && d.Results[0].GetDecision().GetAllowed()
 	})
 	t.Logf("%d MiB of 512 at the peak", f.groups[0].peak()>>20)
-}
-
-// elements sends messages of 4 MiB of empty elements to all methods of callers that take lists or maps, six at a time.
-func (f *flooded) elements(t *testing.T) {
-	sent := 0
-	for _, service := range []string{
-		"weir.v1.Limiter", "weir.v1.Overrides", "weir.v1.Admin", "envoy.service.ratelimit.v3.RateLimitService",
-		"kuadrant.service.ratelimit.v1.RateLimitService", "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
-	} {
-		d := must.Value(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))(t)
-		methods := d.(protoreflect.ServiceDescriptor).Methods()
-		for i := range methods.Len() {
-			fields := methods.Get(i).Input().Fields()
-			for j := range fields.Len() {
-				field := fields.Get(j)
-				if !field.IsList() && !field.IsMap() {
-					continue
-				}
-				element := protowire.AppendBytes(protowire.AppendTag(nil, field.Number(), protowire.BytesType), nil)
-				body := bytes.Repeat(element, (4<<20-100)/len(element))
-				var work sync.WaitGroup
-				for range 6 {
-					sent++
-					conn := f.conn("thief", f.target)
-					work.Go(func() { sendRaw(t.Context(), conn, fmt.Sprintf("/%s/%s", service, methods.Get(i).Name()), body) })
-				}
-				work.Wait()
-			}
-		}
-	}
-	expect.True(t, sent >= 6*12, "only %d messages", sent)
-	f.survived(t)
 }
 
 // json sends bodies of 4 MiB of the shortest elements, six at a time.
@@ -726,19 +535,4 @@ func (f *flooded) buckets(t *testing.T) {
 		}
 	}
 	f.survived(t)
-}
-
-// sendRaw calls a method with a message that is bytes already; the answer, an error, is nobody's.
-func sendRaw(ctx context.Context, conn *grpc.ClientConn, method string, body []byte) {
-	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
-	defer cancel()
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method,
-		grpc.ForceCodec(testkit.RawCodec{}))
-	if err != nil {
-		return
-	}
-	_ = stream.SendMsg(&body)
-	_ = stream.CloseSend()
-	var out []byte
-	_ = stream.RecvMsg(&out)
 }

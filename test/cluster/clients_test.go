@@ -11,7 +11,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -204,33 +203,17 @@ func (r *clientsReport) answered(key string, took time.Duration, allowed, failed
 	}
 }
 
-// clientsProcess is a process of clients that runs.
-type clientsProcess struct {
-	cmd    *exec.Cmd
-	stdin  io.WriteCloser
-	stdout testkit.Buffer
-	stderr testkit.Buffer
-}
-
 // startClients starts a process of clients, which is killed when the test ends.
-func startClients(t *testing.T, plan clientsPlan) *clientsProcess {
+func startClients(t *testing.T, plan clientsPlan) *process {
 	t.Helper()
-	p := &clientsProcess{cmd: exec.Command(must.Value(os.Executable())(t), clientsCommand,
-		string(must.Value(json.Marshal(plan))(t)))}
-	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
-	p.stdin = must.Value(p.cmd.StdinPipe())(t)
-	must.NoError(t, p.cmd.Start())
+	p := launchWith(t, nil, must.Value(os.Executable())(t), clientsCommand, string(must.Value(json.Marshal(plan))(t)))
 	// Clients run on other machines than nodes.
 	must.NoError(t, syscall.Setpriority(syscall.PRIO_PROCESS, p.cmd.Process.Pid, 10))
-	t.Cleanup(func() {
-		_ = p.cmd.Process.Kill()
-		_ = p.cmd.Wait()
-	})
 	return p
 }
 
-// report waits for what came of a process's checks.
-func (p *clientsProcess) report(t *testing.T, within time.Duration) *clientsReport {
+// reportOf waits for what came of a process's checks.
+func reportOf(t *testing.T, p *process, within time.Duration) *clientsReport {
 	t.Helper()
 	out := newClientsReport()
 	eventually(t, within, "a process of clients to report", func() bool {
@@ -264,7 +247,7 @@ func TestClients(t *testing.T) {
 	f.start(f.members...)
 	f.calm(f.members...)
 	before := f.members[0].footprint()
-	var processes []*clientsProcess
+	var processes []*process
 	began := time.Now()
 	for first := 0; first < number; first += each {
 		processes = append(processes, startClients(t, clientsPlan{
@@ -295,7 +278,7 @@ func TestClients(t *testing.T) {
 	}
 	total := newClientsReport()
 	for _, p := range processes {
-		total.add(p.report(t, *clientsFor+4*waitTimeout))
+		total.add(reportOf(t, p, *clientsFor+4*waitTimeout))
 	}
 	logNodes("asked")
 	t.Logf("%d checks in %v by %d clients, %d answered by a fail policy, %d of them by the client's, slowest %v; errors %v",

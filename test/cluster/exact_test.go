@@ -16,6 +16,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // Every limit here is 100. A token bucket's is for a day: a minute's worth would rightly refill while the test runs.
@@ -147,7 +148,7 @@ func wantEach(t *testing.T, got map[string]int, want int) {
 // 100 admissions and 200 refusals, for 50 keys at once.
 func TestExactOverHTTP(t *testing.T) {
 	t.Parallel()
-	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
+	nodes := startCluster(t, 3, "--policies", testkit.WriteFile(t, "policies.yaml", exactPolicies))
 	for _, name := range exactAlgorithms {
 		t.Run(name, func(t *testing.T) {
 			var askers []asker
@@ -167,7 +168,7 @@ func TestExactOverHTTP(t *testing.T) {
 // limits sent along.
 func TestExactOverAllProtocols(t *testing.T) {
 	t.Parallel()
-	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
+	nodes := startCluster(t, 3, "--policies", testkit.WriteFile(t, "policies.yaml", exactPolicies))
 	var grpcs []weirv1.LimiterClient
 	var addrs []string
 	for _, p := range nodes {
@@ -293,7 +294,7 @@ func ownEverything(t *testing.T, nodes []*process) {
 
 // TestNodeLeaves: a node is told to end while checks run on the others, which must not notice more than a moment.
 func TestNodeLeaves(t *testing.T) {
-	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies), "--grace", "1m")
+	nodes := startCluster(t, 3, "--policies", testkit.WriteFile(t, "policies.yaml", exactPolicies), "--grace", "1m")
 	rest := nodes[:2]
 	tr := startTraffic(t, rest, "sliding_log", 4)
 	tr.goesOn(t, 200)
@@ -310,7 +311,7 @@ func TestNodeLeaves(t *testing.T) {
 // TestNodeDies: a node is killed while checks run on the others. Until they know, checks of its keys are answered by
 // on_error, within the time that checks may take.
 func TestNodeDies(t *testing.T) {
-	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies), "--timeout", "1s")
+	nodes := startCluster(t, 3, "--policies", testkit.WriteFile(t, "policies.yaml", exactPolicies), "--timeout", "1s")
 	rest := nodes[:2]
 	tr := startTraffic(t, rest, "sliding_log", 4)
 	tr.goesOn(t, 200)
@@ -333,7 +334,7 @@ func TestNodeDies(t *testing.T) {
 // whichever node is asked, and what a policy's candidate has counted of a key moves with the key.
 func TestBansMove(t *testing.T) {
 	t.Parallel()
-	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", `policies:
+	nodes := startCluster(t, 3, "--policies", testkit.WriteFile(t, "policies.yaml", `policies:
 - {name: banned, algorithm: sliding_log, limit: 1, window: 10ms, ban: 1h}
 - {name: tried, algorithm: sliding_log, limit: 1000, window: 1h, candidate: {algorithm: fixed_window, limit: 4, window: 1h}}
 `))

@@ -2,7 +2,6 @@ package clustertest
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -22,6 +21,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // fleet is a cluster whose nodes come and go: n1, n2, … have their names and addresses for good. n1, n2 and n3 are the
@@ -61,7 +61,7 @@ var fleets atomic.Int32
 // the loopback interface.
 func newFleet(t *testing.T, size int, policies string, cut *network) *fleet {
 	t.Helper()
-	f := &fleet{t: t, network: cut, args: []string{"--policies", writeFile(t, "policies.yaml", policies)}}
+	f := &fleet{t: t, network: cut, args: []string{"--policies", testkit.WriteFile(t, "policies.yaml", policies)}}
 	transport := &http.Transport{MaxIdleConnsPerHost: 200, DialContext: f.dial}
 	f.web = &http.Client{Timeout: 40 * time.Second, Transport: transport}
 	t.Cleanup(transport.CloseIdleConnections)
@@ -158,13 +158,6 @@ func (f *fleet) start(members ...*member) {
 	}
 }
 
-// kill ends a member's process without notice.
-func (m *member) kill() {
-	m.t.Helper()
-	m.signal(syscall.SIGKILL)
-	m.exit(stopTimeout)
-}
-
 // leave ends members' processes in good order, all at once. It returns how long that took.
 func (f *fleet) leave(members ...*member) time.Duration {
 	f.t.Helper()
@@ -205,31 +198,6 @@ func (f *fleet) calm(members ...*member) time.Duration {
 		}
 	}
 	return time.Since(began)
-}
-
-// overview is what a node's status says of the cluster.
-type overview struct {
-	Ready       bool
-	ReadyDetail string `json:"ready_detail"`
-	Ring        string
-	Members     []struct {
-		Name, State string
-		Partitions  int
-		Reachable   bool
-		Ownership   struct{ Held, Moving, Awaited, Degraded int }
-	}
-}
-
-// overview asks a node, which may be away.
-func (m *member) overview() (st overview, err error) {
-	code, page, err := m.fetch("/v1/status")
-	if err == nil {
-		err = json.Unmarshal(page, &st)
-	}
-	if err != nil || code != http.StatusOK {
-		err = fmt.Errorf("%s: /v1/status: %d, %v: %s", m.name, code, err, page)
-	}
-	return st, err
 }
 
 // trouble says why, as a node sees it, the cluster is not yet calm; it is empty when it is.

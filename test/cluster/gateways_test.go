@@ -21,14 +21,18 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// withToken has requests carry a token.
-type withToken string
+// withToken sends requests by a scheme, with a token unless they have one.
+type withToken struct {
+	http.RoundTripper
+	scheme, token string
+}
 
-// RoundTrip implements http.RoundTripper.
-func (token withToken) RoundTrip(r *http.Request) (*http.Response, error) {
+func (w withToken) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer "+string(token))
-	return web.Transport.RoundTrip(r)
+	if r.URL.Scheme = w.scheme; r.Header.Get("Authorization") == "" {
+		r.Header.Set("Authorization", "Bearer "+w.token)
+	}
+	return w.RoundTripper.RoundTrip(r)
 }
 
 // gatewayLimit is what the policies of gateways under test admit.
@@ -46,9 +50,9 @@ func startGuarded(t *testing.T) (nodes []*process, token string) {
 	}
 	token, hash := issue()
 	operator, operatorHash := issue()
-	access := writeFile(t, "access.yaml", fmt.Sprintf(
+	access := testkit.WriteFile(t, "access.yaml", fmt.Sprintf(
 		"callers:\n  - {name: gateway, tokens: [%q], roles: [check], policies: [web]}\n  - {name: operator, tokens: [%q], roles: [check, read], policies: [web]}\n", hash, operatorHash))
-	policies := writeFile(t, "policies.yaml",
+	policies := testkit.WriteFile(t, "policies.yaml",
 		fmt.Sprintf("policies:\n  - {name: web, algorithm: sliding_log, limit: %d, window: 1h}\n", gatewayLimit))
 	for i := range 3 {
 		args := []string{"--name", fmt.Sprintf("n%d", i), "--policies", policies, "--access-file", access,
@@ -57,7 +61,7 @@ func startGuarded(t *testing.T) (nodes []*process, token string) {
 			args = append(args, "--join", nodes[0].gossip)
 		}
 		p := startNode(t, args...)
-		p.web = &http.Client{Timeout: web.Timeout, Transport: withToken(operator)}
+		p.web = &http.Client{Timeout: web.Timeout, Transport: withToken{web.Transport, "http", operator}}
 		nodes = append(nodes, p.awaitReady())
 	}
 	for _, p := range nodes {

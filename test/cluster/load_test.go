@@ -368,25 +368,11 @@ func (l *load) observe(m *member) {
 	for _, p := range l.policies {
 		for back := range keysInUse() {
 			key := keyNamed(newest - back)
-			d := m.peekAt(p.Name, key)
+			d := m.peek(p.Name, key)
 			l.usages = append(l.usages, checker.Usage{Policy: p.Name, Key: key, At: l.now(), Remaining: d.Remaining})
 		}
 	}
 	l.ask(asked...)
-}
-
-// peekAt is peek of a member, which must answer.
-func (m *member) peekAt(policy, key string) decision {
-	m.t.Helper()
-	code, _, answer, err := m.post("/v1/check", "application/json",
-		fmt.Appendf(nil, `{"policy":%q,"key":%q,"cost":0}`, policy, key))
-	var d decision
-	if err == nil {
-		err = json.Unmarshal(answer, &d)
-	}
-	must.True(m.t, err == nil && code == http.StatusOK,
-		"peek at %s/%s: status %d, %v: %s", policy, key, code, err, answer)
-	return d
 }
 
 // faults is what a run has suffered.

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -470,81 +469,33 @@ func (plan *borrowerPlan) ask(ctx context.Context, limiters []*client.Limiter, q
 
 // borrower is a borrower's process as the test sees it.
 type borrower struct {
-	t       *testing.T
+	*process
 	plan    borrowerPlan
-	cmd     *exec.Cmd
-	stdin   io.Closer
-	done    chan struct{}
 	records []question
 }
 
-// startBorrower starts one and waits until its clients are ready. It ends when the test does, if not before.
+// startBorrower starts one and waits until its clients are ready.
 func startBorrower(t *testing.T, wrapper []string, plan borrowerPlan) *borrower {
 	t.Helper()
 	plan.Records = filepath.Join(t.TempDir(), "records")
 	file := must.Value(os.Create(plan.Records))(t)
 	defer file.Close()
 	must.NoError(t, file.Truncate(int64(maxQuestions*questionSize)))
-	b := &borrower{t: t, plan: plan, done: make(chan struct{})}
 	records, unmap, err := questions(file)
 	must.NoError(t, err)
-	b.records = records
 	t.Cleanup(unmap)
-	text := must.Value(json.Marshal(plan))(t)
-	line := slices.Concat(wrapper, []string{must.Value(os.Executable())(t), borrowerCommand, string(text)})
-	b.cmd = exec.Command(line[0], line[1:]...)
-	b.cmd.Env = environment()
-	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	var stdout, stderr testkit.Buffer
-	b.cmd.Stdout, b.cmd.Stderr = &stdout, &stderr
-	b.stdin = must.Value(b.cmd.StdinPipe())(t)
-	must.NoError(t, b.cmd.Start())
-	go func() {
-		defer close(b.done)
-		_ = b.cmd.Wait() // ProcessState says it all
-	}()
-	t.Cleanup(func() {
-		_ = b.cmd.Process.Kill()
-		<-b.done
-		expect.True(t, !strings.Contains(stderr.String(), "panic:") && !strings.Contains(stderr.String(), "DATA RACE"),
-			"a borrower failed")
-		if t.Failed() {
-			t.Logf("borrower (pid %d, %v) wrote:\n%s", b.cmd.Process.Pid, b.cmd.ProcessState, &stderr)
-		}
-	})
-	eventually(t, startTimeout, "a borrower is ready", func() bool {
-		select {
-		case <-b.done:
-			t.Fatalf("the borrower has ended: %v\n%s", b.cmd.ProcessState, &stderr)
-		default:
-		}
-		return strings.Contains(stdout.String(), "ready")
-	})
-	return b
-}
-
-func (b *borrower) signal(s syscall.Signal) {
-	b.t.Helper()
-	must.NoError(b.t, b.cmd.Process.Signal(s))
-}
-
-// kill ends it without notice.
-func (b *borrower) kill() {
-	b.t.Helper()
-	b.signal(syscall.SIGKILL)
-	<-b.done
+	text := string(must.Value(json.Marshal(plan))(t))
+	p := launchWith(t, wrapper, must.Value(os.Executable())(t), borrowerCommand, text)
+	p.eventually(startTimeout, "a borrower is ready",
+		func() bool { return strings.Contains(p.stdout.String(), "ready") })
+	return &borrower{p, plan, records}
 }
 
 // end ends it in good order.
 func (b *borrower) end() {
 	b.t.Helper()
 	b.stdin.Close()
-	select {
-	case <-b.done:
-		expect.Equal(b.t, b.cmd.ProcessState.ExitCode(), 0, "a borrower's exit status")
-	case <-time.After(stopTimeout):
-		b.t.Fatalf("a borrower did not end within %v", stopTimeout)
-	}
+	expect.Equal(b.t, b.exit(stopTimeout), 0, "a borrower's exit status")
 }
 
 // operations are what it has been answered, on the clock of origin. What it was not answered it has not admitted.

@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
 
@@ -295,67 +294,4 @@ func (g *cgroup) remove() {
 		err := os.Remove(g.dir)
 		return err == nil || errors.Is(err, os.ErrNotExist)
 	})
-}
-
-// TestLimitOfVersion2: a node keeps to the limit of a control group of version 2, its own or one above it. The kernel
-// has each controller in one version only, so the files are made up here, and what the process reads of itself is
-// mounted over.
-func TestLimitOfVersion2(t *testing.T) {
-	unshare, err := exec.LookPath("unshare")
-	if err != nil || os.Geteuid() != 0 {
-		t.Skip("needs root and unshare, for mounts of its own")
-	}
-	const v2, weir = "cgroup2 cgroup2 rw", "0::/pods/weir\n"
-	for name, test := range map[string]struct {
-		kind, group string            // what is mounted, and the group that the process is in
-		limits      map[string]string // files
-		want        int64
-	}{
-		"its own": {v2, weir,
-			map[string]string{"pods/weir/memory.max": "268435456", "pods/memory.max": "max"}, 256 << 20},
-		"of one above it": {v2, weir,
-			map[string]string{"pods/weir/memory.max": "max", "pods/memory.max": "536870912"}, 512 << 20},
-		"the smaller of two": {v2, weir,
-			map[string]string{"pods/weir/memory.max": "536870912", "pods/memory.max": "268435456"}, 256 << 20},
-		// As in a container, whose group is the topmost one that it sees.
-		"a namespace of groups": {v2, "0::/\n", map[string]string{"memory.max": "268435456"}, 256 << 20},
-		// The topmost group has no such file, nor has one whose parent leaves memory to itself.
-		"no file": {v2, weir, map[string]string{"pods/weir/cgroup.procs": "", "pods/memory.max": "268435456"},
-			256 << 20},
-		// Both versions are mounted, and memory is with the older one.
-		"version 1 beside it": {
-			"cgroup cgroup rw,memory", "4:memory:/pods/weir\n0::/\n",
-			map[string]string{"pods/weir/memory.limit_in_bytes": "536870912",
-				"pods/weir/memory.stat": "cache 0\nhierarchical_memory_limit 268435456"}, 256 << 20,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			write := func(err error) { must.NoError(t, err) }
-			dir := t.TempDir()
-			mounted := filepath.Join(dir, "fs")
-			for file, limit := range test.limits {
-				file = filepath.Join(mounted, file)
-				write(os.MkdirAll(filepath.Dir(file), 0o755))
-				write(os.WriteFile(file, []byte(limit+"\n"), 0o644))
-			}
-			mounts := fmt.Appendf(nil, "30 23 0:26 / %s rw,nosuid,nodev,noexec,relatime shared:4 - %s\n", mounted,
-				test.kind)
-			if test.kind != v2 {
-				mounts = fmt.Appendf(mounts, "31 23 0:27 / %s rw,nosuid,nodev,noexec,relatime shared:5 - %s\n",
-					filepath.Join(dir, "unified"), v2)
-				write(os.Mkdir(filepath.Join(dir, "unified"), 0o755))
-			}
-			write(os.WriteFile(filepath.Join(dir, "cgroup"), []byte(test.group), 0o644))
-			write(os.WriteFile(filepath.Join(dir, "mountinfo"), mounts, 0o644))
-			wrapper := []string{unshare, "--mount", "sh", "-c",
-				`mount --bind "$0/cgroup" /proc/$$/cgroup && mount --bind "$0/mountinfo" /proc/$$/mountinfo && exec "$@"`, dir}
-			p := launchWith(t, wrapper, binary(t), "run", "--http-port=0", "--grpc-port=0",
-				"--gossip-port=").awaitReady()
-			page := p.metrics()
-			got, want := int64(page.value("go_gc_gomemlimit_bytes")), test.want/100*90
-			expect.Equal(t, got, want, "go_gc_gomemlimit_bytes")
-			most := int64(page.value("weir_state_bytes_max"))
-			expect.True(t, most >= test.want/5 && most <= test.want/2, "state may take %d", most)
-		})
-	}
 }

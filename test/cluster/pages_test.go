@@ -11,11 +11,11 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // metricsPage is a page of metrics as Prometheus reads it.
@@ -50,7 +50,7 @@ func (m metricsPage) value(name string, labels ...string) float64 {
 // TestPages reads what operators and their tools read.
 func TestPages(t *testing.T) {
 	t.Parallel()
-	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
+	nodes := startCluster(t, 3, "--policies", testkit.WriteFile(t, "policies.yaml", exactPolicies))
 	// Every key up to its limit and 20 beyond, through every node; and something unknown.
 	const keys = 10
 	for i := range 120 {
@@ -98,25 +98,6 @@ func TestPages(t *testing.T) {
 		}
 		expect.True(t, total["hops"] != 0 && total["bytes"] != 0,
 			"weir_hop_duration_seconds counts %v hops, weir_state_bytes is %v", total["hops"], total["bytes"])
-	})
-	t.Run("pages", func(t *testing.T) {
-		for path, want := range map[string]string{
-			"/openapi.yaml": "openapi: 3", "/healthz": `"alive":true`, "/readyz": `"ready":true`,
-			"/v1/policies": `"name":"token_bucket"`,
-			"/v1/status":   `"members":[`, "/": "/v1/check",
-		} {
-			if code, page := nodes[1].get(path); code != http.StatusOK || !strings.Contains(page, want) {
-				t.Errorf("%s: %d, without %q: %.200s", path, code, want, page)
-			}
-		}
-	})
-	t.Run("grpc health", func(t *testing.T) {
-		c := healthv1.NewHealthClient(nodes[2].connect())
-		for _, service := range []string{"", "weir.v1.Limiter"} {
-			r, err := c.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
-			expect.True(t, err == nil && r.Status == healthv1.HealthCheckResponse_SERVING,
-				"health of %q: %v, %v", service, r, err)
-		}
 	})
 	t.Run("grpc reflection", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)

@@ -12,6 +12,7 @@ import (
 	"github.com/weirlimit/weir/client"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // TestRetryAfterIsEstimated: a data plane has a part of a limit, and cannot be asked for it. Whoever is refused for
@@ -20,8 +21,8 @@ import (
 func TestRetryAfterIsEstimated(t *testing.T) {
 	t.Parallel()
 	nodes := startCluster(t, 2, "--policies",
-		writeFile(t, "policies.yaml", "policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"),
-		"--envoy-config", filepath.Dir(writeFile(t, "edge.yaml", `domain: edge
+		testkit.WriteFile(t, "policies.yaml", "policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"),
+		"--envoy-config", filepath.Dir(testkit.WriteFile(t, "edge.yaml", `domain: edge
 quota_buckets: [{bucket: {policy: p, key: "*"}, policy: p, key: "{key}", share: 90}]
 `)))
 	stream, err := quotav3.NewRateLimitQuotaServiceClient(nodes[0].connect()).StreamRateLimitQuotas(t.Context())

@@ -312,7 +312,7 @@ func TestProtocolsOverRestarts(t *testing.T) {
 	f := newFleet(t, 3, "policies:\n  - {name: counted, algorithm: fixed_window, limit: 100_000, window: 24h, on_error: closed}\n", nil)
 	rule := "domain: edge\ndescriptors: [{key: counted, rate_limit: {policy: counted}}]\n"
 	f.args = append(f.args, "--resp-port", fleetRESP, "--inline-max-window", "8784h", "--timeout", waitTimeout.String(),
-		"--envoy-config", filepath.Dir(writeFile(t, "edge.yaml", rule)))
+		"--envoy-config", filepath.Dir(testkit.WriteFile(t, "edge.yaml", rule)))
 	f.start(f.members...)
 	f.calm(f.members...)
 	all := callers(t, f)
@@ -437,7 +437,7 @@ func testBelongings(t *testing.T, f *fleet) {
 		t.Helper()
 		for key := range keys {
 			charge(m, key)
-			d := m.peekAt("ids", fmt.Sprintf("key-%d", key))
+			d := m.peek("ids", fmt.Sprintf("key-%d", key))
 			expect.True(t, d.Remaining == 3, "%s: key %d has %d left, want 3", what, key, d.Remaining)
 			if d := m.tell(t, "/v1/acquire", fmt.Sprintf(`{"policy":"leases","key":"key-%d"}`, key)); d.Allowed ||
 				d.FailedClosed {

@@ -22,6 +22,7 @@ import (
 	"github.com/weirlimit/weir/test/checker"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 var (
@@ -299,7 +300,7 @@ func TestFullDisk(t *testing.T) {
 		t.Skipf("a small file system takes root: %v", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
-	policies := writeFile(t, "policies.yaml",
+	policies := testkit.WriteFile(t, "policies.yaml",
 		"policies: [{name: p, algorithm: fixed_window, limit: 5, window: 24h, persist: true}]")
 	p := startNode(t, "--policies", policies, "--data-dir", dir, "--gossip-port=", "--peer-port=").awaitReady()
 	c := weirv1.NewLimiterClient(p.connect())
@@ -394,7 +395,7 @@ func TestIDsOverAKill(t *testing.T) {
 	f.decided(rest[0], "probe")
 	var lost, twice, uncharged, unknown, told int
 	for _, q := range all {
-		before := rest[0].peekAt(q.target.GetPolicy(), q.target.Key).Remaining
+		before := rest[0].peek(q.target.GetPolicy(), q.target.Key).Remaining
 		d, err := q.ask(t.Context(), rest[0])
 		if err != nil || !d.Allowed {
 			if q.answered {
@@ -405,7 +406,7 @@ func TestIDsOverAKill(t *testing.T) {
 		if q.answered {
 			told++
 		}
-		switch left := rest[0].peekAt(q.target.GetPolicy(), q.target.Key).Remaining; {
+		switch left := rest[0].peek(q.target.GetPolicy(), q.target.Key).Remaining; {
 		case left == 10:
 			uncharged++
 		case left < before && q.answered:

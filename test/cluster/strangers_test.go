@@ -29,6 +29,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 const (
@@ -93,9 +94,9 @@ func TestManyStrangers(t *testing.T) {
 		t.Skipf("needs %d open files, has %d (ulimit -n): %v", strangers+1000, files.Cur, err)
 	}
 	token := auth.NewToken()
-	access := writeFile(t, "access.yaml",
+	access := testkit.WriteFile(t, "access.yaml",
 		fmt.Sprintf("callers:\n  - {name: shop, tokens: [%s], roles: [check], policies: [\"*\"]}\n", auth.Hash(token)))
-	policies := writeFile(t, "policies.yaml",
+	policies := testkit.WriteFile(t, "policies.yaml",
 		"policies:\n  - {name: login, algorithm: sliding_log, limit: 1000000, window: 1h}\n")
 	for _, c := range []struct {
 		name, port string
@@ -358,7 +359,7 @@ func TestOverload(t *testing.T) {
 	}
 	f.calm(f.members...)
 	for key := range spentKeys {
-		d := f.members[key%3].peekAt("spent", spentKey(key))
+		d := f.members[key%3].peek("spent", spentKey(key))
 		expect.True(t, d.Remaining == 0, "%s has %d left again", spentKey(key), d.Remaining)
 	}
 	const spare, spareHeap = 30, 24 << 20

@@ -1,134 +1,52 @@
 package clustertest
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
 
 var previousRef = flag.String("previous", "",
 	"the `commit` or tag that an upgrade begins from: by default the newest tag v* before this commit")
 
-// previousBuild makes the binary of the release before, from this repository's history.
-var previousBuild = sync.OnceValues(func() (binary previousBinary, err error) {
-	git := func(args ...string) (string, error) {
-		out, err := exec.Command("git", args...).CombinedOutput()
+// previous builds the binary of the release before, from this repository's history, and returns its path.
+func previous(t *testing.T) string {
+	t.Helper()
+	run := func(dir, name string, args ...string) (string, error) {
+		cmd := exec.Command(name, args...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
 		if err != nil {
-			return "", fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, out)
+			err = fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
 		}
-		return strings.TrimSpace(string(out)), nil
+		return strings.TrimSpace(string(out)), err
 	}
 	ref := *previousRef
 	if ref == "" {
-		if ref, err = git("describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD^"); err != nil {
-			return binary, errNoRelease
+		tag, err := run("", "git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD^")
+		if err != nil {
+			t.Skipf("no tag v* before this commit to begin an upgrade from: name a commit with -previous: %v", err)
 		}
+		ref = tag
 	}
-	if binary.commit, err = git("rev-parse", "--short", "--verify", ref+"^{commit}"); err != nil {
-		return binary, fmt.Errorf("%w: %w", errNoHistory, err)
-	}
-	root, err := git("rev-parse", "--show-toplevel")
-	if err != nil {
-		return binary, err
-	}
-	archive, sources := filepath.Join(buildDir, "previous.tar"), filepath.Join(buildDir, "previous")
-	if _, err := git("-C", root, "archive", "--format=tar", "--prefix=previous/", "-o", archive,
-		binary.commit); err != nil {
-		return binary, err
-	}
-	if out, err := exec.Command("tar", "-xf", archive, "-C", buildDir).CombinedOutput(); err != nil {
-		return binary, fmt.Errorf("tar: %w: %s", err, out)
-	}
-	binary.path = filepath.Join(buildDir, "weir-previous")
-	build := exec.Command("go", "build", "-o", binary.path, "./cmd/node")
-	build.Dir = sources
-	if out, err := build.CombinedOutput(); err != nil {
-		return binary, fmt.Errorf("go build of %s: %w\n%s", binary.commit, err, out)
-	}
-	return binary, nil
-})
-
-type previousBinary struct{ commit, path string }
-
-var (
-	errNoHistory = errors.New("no such commit to build")
-	errNoRelease = errors.New(
-		"there is no tag v* before this commit, so nothing was released that an upgrade could begin from: name a commit with -previous")
-)
-
-// previous returns the path of the binary of the release before.
-func previous(t *testing.T) string {
-	t.Helper()
-	b, err := previousBuild()
-	if errors.Is(err, errNoRelease) {
-		t.Skip(err)
-	}
-	if b.commit == "" {
-		t.Skipf("needs git and the history of this repository: %v", err)
-	}
-	must.NoError(t, err)
-	t.Logf("the release before is built from %s", b.commit)
-	return b.path
+	commit := must.Value(run("", "git", "rev-parse", "--short", "--verify", ref+"^{commit}"))(t)
+	root, dir := must.Value(run("", "git", "rev-parse", "--show-toplevel"))(t), t.TempDir()
+	archive, program := filepath.Join(dir, "previous.tar"), filepath.Join(dir, "weir-previous")
+	must.Value(run(root, "git", "archive", "--format=tar", "--prefix=previous/", "-o", archive, commit))(t)
+	must.Value(run(dir, "tar", "-xf", archive))(t)
+	must.Value(run(filepath.Join(dir, "previous"), "go", "build", "-o", program, "./cmd/node"))(t)
+	t.Logf("the release before is built from %s", commit)
+	return program
 }
 
-// TestUpgrade replaces a cluster of the release before by this build, node by node, and takes one step back, while
-// checks run on the nodes that stay. What was used up before stays used up, whichever build has it now.
-func TestUpgrade(t *testing.T) {
-	if raceEnabled {
-		t.Skip("not under the race detector: the release before is built without it")
-	}
-	old := previous(t)
-	f := newFleet(t, 3, strings.ReplaceAll(exactPolicies, "1m", "24h"), nil) // nothing comes back while this runs
-	for _, m := range f.members {
-		m.program = old
-	}
-	f.start(f.members...)
-	f.calm(f.members...)
-	keys := keysNamed("before", 20)
-	askers := func(algorithm string) (all []asker) {
-		for _, m := range f.members {
-			all = append(all, httpAsker(m.process, fmt.Sprintf(`"policy":%q`, algorithm)))
-		}
-		return all
-	}
-	for _, a := range exactAlgorithms {
-		wantEach(t, ask(t, keys, 110, askers(a)), 100)
-	}
-	step := func(m *member, program string) {
-		t.Helper()
-		rest := slices.DeleteFunc(slices.Clone(f.members), func(other *member) bool { return other == m })
-		tr := startTraffic(t, []*process{rest[0].process, rest[1].process}, "sliding_log", 4)
-		tr.goesOn(t, 100)
-		f.leave(m)
-		m.program = program
-		f.start(m)
-		f.calm(f.members...)
-		tr.goesOn(t, 100)
-		tr.stop(t, 10*time.Second)
-		n := tr.failedOpen.Load()
-		expect.True(t, n <= 0, "%d checks were answered by on_error while %s was replaced", n, m.name)
-		for _, a := range exactAlgorithms {
-			wantEach(t, ask(t, keys, 3, askers(a)), 0)
-		}
-	}
-	for _, m := range f.members {
-		step(m, binary(t))
-	}
-	step(f.members[0], old)
-	step(f.members[0], binary(t))
-}
-
-// TestUpgradeUnderLoad is the same with what TestRollingRestart does: every durability and consistency, judged.
+// TestUpgradeUnderLoad replaces a cluster of the release before by this build, node by node, and takes all steps back,
+// as TestRollingRestart does: under load, with every durability and consistency, judged.
 func TestUpgradeUnderLoad(t *testing.T) {
 	plainOnly(t)
 	survival(t)
