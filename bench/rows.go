@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -71,14 +70,11 @@ func (b *bench) oneNode() []workload {
 		{"unary", "One node, unary gRPC, 1 check a call, 256 callers", []row{
 			b.driven("echo", unaryCallers, b.echo, singles("grpc", "bucket", anyKey)),
 			b.driven("weir", unaryCallers, b.weirOne, singles("grpc", "bucket", anyKey)),
-			// Callers with Gubernator's client, answered by Weir.
-			b.driven("weir-v1", unaryCallers, b.weirOne, gubernatorCalls(1, anyKey)),
 			b.driven("gubernator", unaryCallers, b.gubOne, gubernatorCalls(1, anyKey)),
 		}},
 		{"batch", "One node, 100 checks a call, 32 callers", []row{
 			b.driven("echo", batchCallers, b.echo, checks("bucket", batchSize, anyKey)),
 			b.driven("weir", batchCallers, b.weirOne, checks("bucket", batchSize, anyKey)),
-			b.driven("weir-v1", batchCallers, b.weirOne, gubernatorCalls(batchSize, anyKey)),
 			b.driven("gubernator", batchCallers, b.gubOne, gubernatorCalls(batchSize, anyKey)),
 			b.driven("redis-script", batchCallers, b.redis, scripts(batchSize, anyKey)),
 		}},
@@ -122,7 +118,6 @@ func (b *bench) clients() []workload {
 	anyKey := among(b.keys)
 	return []workload{{"client", "Client libraries, 256 goroutines, one check at a time, one server", []row{
 		b.driven("weir", unaryCallers, b.weirOne, singles("stream", "bucket", anyKey)),
-		b.driven("weir-log", unaryCallers, b.weirOne, singles("stream", "log", anyKey)),
 		b.driven("redis-script", unaryCallers, b.redis, scripts(1, anyKey)),
 		b.driven("redis_rate", unaryCallers, b.redis, redisRate(anyKey)),
 	}}}
@@ -145,23 +140,12 @@ func (b *bench) threeNodes() []workload {
 			b.driven("gubernator", w.callers, b.gubThree, gubernatorCalls(w.batch, anyKey)),
 		}})
 	}
-	var hot []workload
-	for _, w := range []struct {
-		name, title string
-		ask         func(policy string) asking
-	}{
-		{"hot-client", "One hot key, three nodes, Go client, 256 goroutines", func(policy string) asking {
-			return goClient(policy, only(b.hotKey()), client.WithoutLoans())
-		}},
-		{"hot-unary", "One hot key, three nodes, unary gRPC, 256 callers", func(policy string) asking {
-			return singles("grpc", policy, only(b.hotKey()))
-		}},
-	} {
-		hot = append(hot, workload{w.name, w.title, []row{
-			b.driven("weir-admitted", unaryCallers, b.weirThree, w.ask("wide")), // the owner is asked each time
-			b.driven("weir-refused", unaryCallers, b.weirThree, w.ask("narrow")),
-		}})
-	}
+	hotKey := only("hot:" + strconv.FormatUint(rand.Uint64(), 36))
+	hot := workload{"hot-client", "One hot key, three nodes, Go client, 256 goroutines", []row{
+		// the owner is asked each time
+		b.driven("weir-admitted", unaryCallers, b.weirThree, goClient("wide", hotKey, client.WithoutLoans())),
+		b.driven("weir-refused", unaryCallers, b.weirThree, goClient("narrow", hotKey, client.WithoutLoans())),
+	}}
 	notOwned := func(s *system) asking {
 		return checks("bucket", 1, among(s.ownedBy(s.nodes[0], false, "bucket", b.keys[:bigBatch])))
 	}
@@ -179,13 +163,11 @@ func (b *bench) threeNodes() []workload {
 		drivenIn("weir", b.closed(1), b.weirThree, first, notOwned),
 		drivenIn("gubernator", b.closed(1), b.gubThree, first, notGubernators),
 	}}
-	return append(append(all, workload{"three-client", "Three nodes, Go client, 256 goroutines", []row{
+	return append(all, workload{"three-client", "Three nodes, Go client, 256 goroutines", []row{
 		b.driven("weir", unaryCallers, b.weirThree, singles("stream", "bucket", anyKey)),
 		b.driven("weir-uncopied", unaryCallers, b.weirThree, singles("stream", "uncopied", anyKey)),
-	}}, single), hot...)
+	}}, single, hot)
 }
-
-func (b *bench) hotKey() string { return "hot:" + strconv.FormatUint(rand.Uint64(), 36) }
 
 // gubernatorForwards returns the keys whose owner is another daemon than the first.
 func (s *system) gubernatorForwards(ctx context.Context, keys []string) ([]string, error) {
@@ -268,7 +250,7 @@ func (b *bench) durabilities() []workload {
 		{"own-paced", "20,000 checks/s in calls of 100, 50,000 keys", batchCallers, batchSize, keySpace, 200},
 	} {
 		work := workload{name: w.name, title: "Durability: one node of two, " + w.title}
-		for _, d := range []string{"none", "async", "escrow", "sync", "saved-async", "saved-escrow", "saved-sync"} {
+		for _, d := range []string{"none", "async", "escrow", "sync"} {
 			ask := func(s *system) asking {
 				own := s.ownedBy(s.nodes[0], true, d, b.keys)
 				return checks(d, w.batch, among(own[:min(len(own), w.keys)]))
@@ -277,11 +259,7 @@ func (b *bench) durabilities() []workload {
 			if w.perSecond > 0 {
 				callers = b.paced(w.callers, w.perSecond)
 			}
-			start := b.weirTwo
-			if strings.HasPrefix(d, "saved-") {
-				start = b.savedTwo
-			}
-			work.rows = append(work.rows, drivenIn("weir-"+d, callers, start, first, ask))
+			work.rows = append(work.rows, drivenIn("weir-"+d, callers, b.weirTwo, first, ask))
 		}
 		all = append(all, work)
 	}
