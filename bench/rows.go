@@ -94,7 +94,6 @@ func (b *bench) protocols() []workload {
 	throttle := command{func(key string, _ int) []string {
 		return []string{"CL.THROTTLE", key, burst, limit, seconds}
 	}, 6}
-	check := command{func(key string, _ int) []string { return []string{"WEIR.CHECK", "bucket", key} }, 34}
 	return []workload{
 		{"http", "HTTP, 256 connections", []row{
 			b.driven("echo", unaryCallers, b.echoHTTP, singles("http", "bucket", anyKey)),
@@ -104,7 +103,6 @@ func (b *bench) protocols() []workload {
 			b.driven("redis-ping", respCallers, b.redis, commands(ping, anyKey)),
 			b.driven("redis-script", respCallers, b.redis, commands(eval, anyKey)),
 			b.driven("weir-throttle", respCallers, b.weirOne, commands(throttle, anyKey)),
-			b.driven("weir-check", respCallers, b.weirOne, commands(check, anyKey)),
 		}},
 		{"envoy", "Envoy's rate limit service, one node, 1 descriptor a call, 256 callers", []row{
 			b.driven("echo", unaryCallers, b.echo, envoyCalls(anyKey)),
@@ -214,9 +212,7 @@ func (b *bench) loans() []workload {
 		pair("lend-hot", "one hot key under its limit", "wide", only("one")),
 		pair("lend-uniform", "a million keys, all alike", "uncopied",
 			func(r *rand.Rand) string { return many()(r) }),
-	}
-	for _, d := range []string{"none", "async", "escrow"} {
-		all = append(all, pair("lend-busy-"+d, "1000 busy keys (Zipf), `"+d+"`", "busy-"+d, byZipf(b.keys[:fewKeys])))
+		pair("lend-busy-async", "1000 busy keys (Zipf), `async`", "busy-async", byZipf(b.keys[:fewKeys])),
 	}
 	node := func(name string, own bool) row {
 		part := func(s *system) *system {

@@ -92,9 +92,6 @@ func newBench(ctx context.Context, s settings, dir, weir string) (*bench, error)
 	b.besideOne, b.besideMany, b.besideIdleMany = ofWeir(s.beside, 1), ofWeir(s.beside, s.nodes),
 		ofWeir(s.beside, s.nodes)
 	gubernator := sync.OnceValues(func() (string, error) {
-		if s.gubernator != "" {
-			return exec.LookPath(s.gubernator)
-		}
 		return build(ctx, ".", filepath.Join(dir, "gubernator"), "./cmd/gubernator")
 	})
 	ofGubernator := func(daemons int) starter {
@@ -138,9 +135,7 @@ const weirPolicies = `policies:
   - {name: async, algorithm: token_bucket, limit: 1000000, window: 1m, durability: async}
   - {name: escrow, algorithm: token_bucket, limit: 1000000, window: 1m, durability: escrow}
   - {name: sync, algorithm: token_bucket, limit: 1000000, window: 1m, durability: sync}
-  - {name: busy-none, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: none}
   - {name: busy-async, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: async}
-  - {name: busy-escrow, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: escrow}
 `
 
 // envoyFile has the limit that callers of Envoy's rate limit service ask for.
