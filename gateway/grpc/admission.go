@@ -86,7 +86,7 @@ func admitted(handler grpc.MethodHandler, gate *admission.Gate) grpc.MethodHandl
 // Admitted returns a registrar for unary services of other front ends. Their requests wait for room in the gate and
 // hold it as those of Weir's service do.
 func Admitted(r grpc.ServiceRegistrar, gate *admission.Gate) grpc.ServiceRegistrar {
-	return admission.Wrapped(r, func(_ string, handler grpc.MethodHandler) grpc.MethodHandler {
+	return admission.Wrapped{To: r, Wrap: func(_ string, handler grpc.MethodHandler) grpc.MethodHandler {
 		return admitted(handler, gate)
-	})
+	}}
 }

@@ -181,12 +181,13 @@ func (s *Server) Close() { s.readers.Wait() }
 
 // Register adds the Server to a gRPC server, which must use wire.ServerCodec.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
-	weirv1.RegisterLimiterServer(admission.Wrapped(r, func(method string, handler grpc.MethodHandler) grpc.MethodHandler {
+	wrap := func(method string, handler grpc.MethodHandler) grpc.MethodHandler {
 		if method == weirv1.Limiter_Check_FullMethodName {
 			return s.handleCheck()
 		}
 		return admitted(handler, s.cfg.Requests)
-	}), s)
+	}
+	weirv1.RegisterLimiterServer(admission.Wrapped{To: r, Wrap: wrap}, s)
 }
 
 // handleCheck returns a handler for Check that reuses memory. The request goes back to its pool as soon as its checks

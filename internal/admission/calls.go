@@ -281,29 +281,24 @@ func (c *Calls) answerPanic(method string, err *error) {
 
 // Registrar returns a registrar that adds the checks to the unary methods of the services registered with it. The
 // interceptors in Options check streams of all services.
-func (c *Calls) Registrar(r grpc.ServiceRegistrar) grpc.ServiceRegistrar { return Wrapped(r, c.unary) }
+func (c *Calls) Registrar(r grpc.ServiceRegistrar) grpc.ServiceRegistrar { return Wrapped{r, c.unary} }
 
-// Wrapped returns a registrar that replaces the handlers of the unary methods of the services registered with it. wrap
-// gets a method's full name and its handler.
-func Wrapped(r grpc.ServiceRegistrar,
-	wrap func(method string, handler grpc.MethodHandler) grpc.MethodHandler) grpc.ServiceRegistrar {
-	return registrar{r, wrap}
-}
-
-type registrar struct {
-	to   grpc.ServiceRegistrar
-	wrap func(method string, handler grpc.MethodHandler) grpc.MethodHandler
+// Wrapped is a registrar that replaces the handlers of the unary methods of the services registered with it. Wrap gets
+// a method's full name and its handler.
+type Wrapped struct {
+	To   grpc.ServiceRegistrar
+	Wrap func(method string, handler grpc.MethodHandler) grpc.MethodHandler
 }
 
 // RegisterService implements grpc.ServiceRegistrar.
-func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
+func (r Wrapped) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	wrapped := *desc
 	wrapped.Methods = slices.Clone(desc.Methods)
 	for i := range wrapped.Methods {
 		m := &wrapped.Methods[i]
-		m.Handler = r.wrap("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
+		m.Handler = r.Wrap("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
 	}
-	r.to.RegisterService(&wrapped, impl)
+	r.To.RegisterService(&wrapped, impl)
 }
 
 // unary returns the handler of a unary method with the checks before it.
