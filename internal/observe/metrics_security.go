@@ -19,7 +19,8 @@ func NewSecurity(expiries func() map[string]time.Time) *Security {
 	registry := prometheus.NewRegistry()
 	s := &Security{
 		Collector: registry,
-		denied:    counted(registry, "weir_access_denied_total", "Connections and requests denied.", "listener", "reason"),
+		denied: counted(registry, "weir_access_denied_total", "Connections and requests denied.", "listener",
+			"reason"),
 		reloads: counted(registry, "weir_security_reloads_total", "Changes of files that access depends on.", "file",
 			"result"),
 		panics: counted(registry, "weir_panics_total", "Panics of handlers and of work behind answers.", "listener"),
