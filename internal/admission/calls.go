@@ -294,9 +294,8 @@ type Wrapped struct {
 func (r Wrapped) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	wrapped := *desc
 	wrapped.Methods = slices.Clone(desc.Methods)
-	for i := range wrapped.Methods {
-		m := &wrapped.Methods[i]
-		m.Handler = r.Wrap("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
+	for i, m := range desc.Methods {
+		wrapped.Methods[i].Handler = r.Wrap("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
 	}
 	r.To.RegisterService(&wrapped, impl)
 }
