@@ -144,7 +144,6 @@ func (l loop) between(from, to counts) sample {
 	got := sample{
 		rate:      decisions / to.at.Sub(from.at).Seconds(),
 		clientCPU: (to.client - from.client).Seconds() / decisions * 1e6,
-		perCPU:    decisions / (to.client - from.client + to.server - from.server).Seconds(),
 		failed:    float64(to.failures-from.failures) / float64(to.calls-from.calls),
 	}
 	if len(l.servers) > 0 {

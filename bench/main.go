@@ -2,8 +2,7 @@
 // It prints rates, server CPU per million decisions, resident memory and latencies, as medians over several rounds, and
 // their ratios. See docs/performance.md for what each row means.
 //
-//	cd bench && go run . [-short] [-rounds 5] [-only regexp] [-gubernator PATH] [-weir PATH] [-beside PATH]
-//	    [-nodes 3] >report.md
+//	cd bench && go run . [-short] [-rounds 5] [-only regexp] [-weir PATH] [-beside PATH] [-nodes 3] >report.md
 //
 // It runs on Linux, because it reads the servers' CPU and memory from /proc. Every server listens on loopback, is
 // bounded in time and count, and is ended by its own pid, even if the harness is interrupted. The exit status is 0 if
@@ -43,10 +42,10 @@ func main() {
 
 // settings are the flags of the command line.
 type settings struct {
-	short                      bool
-	rounds, nodes              int
-	only                       *regexp.Regexp
-	gubernator, weirAt, beside string
+	short          bool
+	rounds, nodes  int
+	only           *regexp.Regexp
+	weirAt, beside string
 }
 
 // The longest time of a run.
@@ -63,7 +62,6 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	fs.IntVar(&s.rounds, "rounds", 5, "how often everything is measured")
 	fs.IntVar(&s.nodes, "nodes", 3, "how many nodes a cluster of the rows scale- has, 3, 5 or 9 say")
 	only := fs.String("only", "", "measure only rows that this `regexp` matches, such as '^unary/weir$' or '^scale-'")
-	fs.StringVar(&s.gubernator, "gubernator", "", "a Gubernator `binary` that takes -peers, in place of building one")
 	fs.StringVar(&s.weirAt, "weir", "", "a Weir `binary` to run in place of building this checkout's")
 	fs.StringVar(&s.beside, "beside", "", "another Weir `binary`, measured in turns with this one in the rows scale-")
 	if err := fs.Parse(args); err != nil {

@@ -63,9 +63,6 @@ func (r *report) fill(all []*series) {
 			add(s.name(), base, rate, serverCPU, p50, bytesPerKey)
 		}
 	}
-	// Ratios between rows of different workloads, which users compare.
-	add("client/weir", "unary/gubernator", rate)
-	add("three-client/weir", "client/weir", perCPU)
 }
 
 // writeMarkdown prints the report for people.
@@ -179,10 +176,7 @@ func number(v float64) string {
 
 // titleOf returns a metric's name for the report.
 func titleOf(m metric) string {
-	return map[metric]string{
-		rate: "rate", serverCPU: "server CPU", perCPU: "decisions per CPU s", p50: "p50",
-		bytesPerKey: "bytes a key",
-	}[m]
+	return map[metric]string{rate: "rate", serverCPU: "server CPU", p50: "p50", bytesPerKey: "bytes a key"}[m]
 }
 
 // markdown writes the report, and keeps the first error.

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -71,14 +70,11 @@ func (b *bench) oneNode() []workload {
 		{"unary", "One node, unary gRPC, 1 check a call, 256 callers", []row{
 			b.driven("echo", unaryCallers, b.echo, singles("grpc", "bucket", anyKey)),
 			b.driven("weir", unaryCallers, b.weirOne, singles("grpc", "bucket", anyKey)),
-			// Callers with Gubernator's client, answered by Weir.
-			b.driven("weir-v1", unaryCallers, b.weirOne, gubernatorCalls(1, anyKey)),
 			b.driven("gubernator", unaryCallers, b.gubOne, gubernatorCalls(1, anyKey)),
 		}},
 		{"batch", "One node, 100 checks a call, 32 callers", []row{
 			b.driven("echo", batchCallers, b.echo, checks("bucket", batchSize, anyKey)),
 			b.driven("weir", batchCallers, b.weirOne, checks("bucket", batchSize, anyKey)),
-			b.driven("weir-v1", batchCallers, b.weirOne, gubernatorCalls(batchSize, anyKey)),
 			b.driven("gubernator", batchCallers, b.gubOne, gubernatorCalls(batchSize, anyKey)),
 			b.driven("redis-script", batchCallers, b.redis, scripts(batchSize, anyKey)),
 		}},
@@ -98,7 +94,6 @@ func (b *bench) protocols() []workload {
 	throttle := command{func(key string, _ int) []string {
 		return []string{"CL.THROTTLE", key, burst, limit, seconds}
 	}, 6}
-	check := command{func(key string, _ int) []string { return []string{"WEIR.CHECK", "bucket", key} }, 34}
 	return []workload{
 		{"http", "HTTP, 256 connections", []row{
 			b.driven("echo", unaryCallers, b.echoHTTP, singles("http", "bucket", anyKey)),
@@ -108,7 +103,6 @@ func (b *bench) protocols() []workload {
 			b.driven("redis-ping", respCallers, b.redis, commands(ping, anyKey)),
 			b.driven("redis-script", respCallers, b.redis, commands(eval, anyKey)),
 			b.driven("weir-throttle", respCallers, b.weirOne, commands(throttle, anyKey)),
-			b.driven("weir-check", respCallers, b.weirOne, commands(check, anyKey)),
 		}},
 		{"envoy", "Envoy's rate limit service, one node, 1 descriptor a call, 256 callers", []row{
 			b.driven("echo", unaryCallers, b.echo, envoyCalls(anyKey)),
@@ -122,7 +116,6 @@ func (b *bench) clients() []workload {
 	anyKey := among(b.keys)
 	return []workload{{"client", "Client libraries, 256 goroutines, one check at a time, one server", []row{
 		b.driven("weir", unaryCallers, b.weirOne, singles("stream", "bucket", anyKey)),
-		b.driven("weir-log", unaryCallers, b.weirOne, singles("stream", "log", anyKey)),
 		b.driven("redis-script", unaryCallers, b.redis, scripts(1, anyKey)),
 		b.driven("redis_rate", unaryCallers, b.redis, redisRate(anyKey)),
 	}}}
@@ -145,23 +138,12 @@ func (b *bench) threeNodes() []workload {
 			b.driven("gubernator", w.callers, b.gubThree, gubernatorCalls(w.batch, anyKey)),
 		}})
 	}
-	var hot []workload
-	for _, w := range []struct {
-		name, title string
-		ask         func(policy string) asking
-	}{
-		{"hot-client", "One hot key, three nodes, Go client, 256 goroutines", func(policy string) asking {
-			return goClient(policy, only(b.hotKey()), client.WithoutLoans())
-		}},
-		{"hot-unary", "One hot key, three nodes, unary gRPC, 256 callers", func(policy string) asking {
-			return singles("grpc", policy, only(b.hotKey()))
-		}},
-	} {
-		hot = append(hot, workload{w.name, w.title, []row{
-			b.driven("weir-admitted", unaryCallers, b.weirThree, w.ask("wide")), // the owner is asked each time
-			b.driven("weir-refused", unaryCallers, b.weirThree, w.ask("narrow")),
-		}})
-	}
+	hotKey := only("hot:" + strconv.FormatUint(rand.Uint64(), 36))
+	hot := workload{"hot-client", "One hot key, three nodes, Go client, 256 goroutines", []row{
+		// the owner is asked each time
+		b.driven("weir-admitted", unaryCallers, b.weirThree, goClient("wide", hotKey, client.WithoutLoans())),
+		b.driven("weir-refused", unaryCallers, b.weirThree, goClient("narrow", hotKey, client.WithoutLoans())),
+	}}
 	notOwned := func(s *system) asking {
 		return checks("bucket", 1, among(s.ownedBy(s.nodes[0], false, "bucket", b.keys[:bigBatch])))
 	}
@@ -179,13 +161,11 @@ func (b *bench) threeNodes() []workload {
 		drivenIn("weir", b.closed(1), b.weirThree, first, notOwned),
 		drivenIn("gubernator", b.closed(1), b.gubThree, first, notGubernators),
 	}}
-	return append(append(all, workload{"three-client", "Three nodes, Go client, 256 goroutines", []row{
+	return append(all, workload{"three-client", "Three nodes, Go client, 256 goroutines", []row{
 		b.driven("weir", unaryCallers, b.weirThree, singles("stream", "bucket", anyKey)),
 		b.driven("weir-uncopied", unaryCallers, b.weirThree, singles("stream", "uncopied", anyKey)),
-	}}, single), hot...)
+	}}, single, hot)
 }
-
-func (b *bench) hotKey() string { return "hot:" + strconv.FormatUint(rand.Uint64(), 36) }
 
 // gubernatorForwards returns the keys whose owner is another daemon than the first.
 func (s *system) gubernatorForwards(ctx context.Context, keys []string) ([]string, error) {
@@ -232,9 +212,7 @@ func (b *bench) loans() []workload {
 		pair("lend-hot", "one hot key under its limit", "wide", only("one")),
 		pair("lend-uniform", "a million keys, all alike", "uncopied",
 			func(r *rand.Rand) string { return many()(r) }),
-	}
-	for _, d := range []string{"none", "async", "escrow"} {
-		all = append(all, pair("lend-busy-"+d, "1000 busy keys (Zipf), `"+d+"`", "busy-"+d, byZipf(b.keys[:fewKeys])))
+		pair("lend-busy-async", "1000 busy keys (Zipf), `async`", "busy-async", byZipf(b.keys[:fewKeys])),
 	}
 	node := func(name string, own bool) row {
 		part := func(s *system) *system {
@@ -268,7 +246,7 @@ func (b *bench) durabilities() []workload {
 		{"own-paced", "20,000 checks/s in calls of 100, 50,000 keys", batchCallers, batchSize, keySpace, 200},
 	} {
 		work := workload{name: w.name, title: "Durability: one node of two, " + w.title}
-		for _, d := range []string{"none", "async", "escrow", "sync", "saved-async", "saved-escrow", "saved-sync"} {
+		for _, d := range []string{"none", "async", "escrow", "sync"} {
 			ask := func(s *system) asking {
 				own := s.ownedBy(s.nodes[0], true, d, b.keys)
 				return checks(d, w.batch, among(own[:min(len(own), w.keys)]))
@@ -277,11 +255,7 @@ func (b *bench) durabilities() []workload {
 			if w.perSecond > 0 {
 				callers = b.paced(w.callers, w.perSecond)
 			}
-			start := b.weirTwo
-			if strings.HasPrefix(d, "saved-") {
-				start = b.savedTwo
-			}
-			work.rows = append(work.rows, drivenIn("weir-"+d, callers, start, first, ask))
+			work.rows = append(work.rows, drivenIn("weir-"+d, callers, b.weirTwo, first, ask))
 		}
 		all = append(all, work)
 	}

@@ -17,7 +17,6 @@ const (
 	rate        metric = "rate"         // decisions a second
 	serverCPU   metric = "server_cpu"   // CPU seconds of all server processes per million decisions
 	clientCPU   metric = "client_cpu"   // the same of the harness
-	perCPU      metric = "per_cpu"      // decisions per CPU second of servers and harness together
 	p50         metric = "p50_us"       // latency of a call, µs
 	p99         metric = "p99_us"       // the same
 	rss         metric = "rss_bytes"    // resident memory of all server processes after the run

@@ -135,7 +135,7 @@ func TestPoliciesAreValid(t *testing.T) {
 }
 
 func TestOwnedBy(t *testing.T) {
-	s := &system{nodes: []node{{name: nodeName(0)}, {name: nodeName(1)}}}
+	s := &system{nodes: []node{{name: "weir-0"}, {name: "weir-1"}}}
 	keys := []string{keyOf(1), keyOf(2), keyOf(3), keyOf(4), keyOf(5), keyOf(6)}
 	for _, n := range s.nodes {
 		own, others := s.ownedBy(n, true, "none", keys), s.ownedBy(n, false, "none", keys)

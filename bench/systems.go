@@ -46,7 +46,7 @@ type bench struct {
 	beside        string // another build of Weir; empty: there is none
 
 	echo, forward, echoHTTP               starter
-	weirOne, weirTwo, savedTwo, weirThree starter
+	weirOne, weirTwo, weirThree           starter
 	plainOne, plainMany, idleMany         starter // with default flags, as are the next
 	besideOne, besideMany, besideIdleMany starter
 	gubOne, gubThree, redis               starter
@@ -88,14 +88,10 @@ func newBench(ctx context.Context, s settings, dir, weir string) (*bench, error)
 	b.echo, b.echoHTTP, b.forward = floor("-kind", "echo"), floor("-kind", "http"), once(b.startForward)
 	b.weirOne = ofWeir(weir, 1, "--resp-port", "0", "--envoy-config", b.envoyFiles())
 	b.weirTwo, b.weirThree = ofWeir(weir, 2), ofWeir(weir, 3)
-	b.savedTwo = ofWeir(weir, 2, "--policies", b.savedPolicies(), "--data-dir", filepath.Join(dir, nodePlace))
 	b.plainOne, b.plainMany, b.idleMany = ofWeir(weir, 1), ofWeir(weir, s.nodes), ofWeir(weir, s.nodes)
 	b.besideOne, b.besideMany, b.besideIdleMany = ofWeir(s.beside, 1), ofWeir(s.beside, s.nodes),
 		ofWeir(s.beside, s.nodes)
 	gubernator := sync.OnceValues(func() (string, error) {
-		if s.gubernator != "" {
-			return exec.LookPath(s.gubernator)
-		}
 		return build(ctx, ".", filepath.Join(dir, "gubernator"), "./cmd/gubernator")
 	})
 	ofGubernator := func(daemons int) starter {
@@ -132,7 +128,6 @@ const (
 // not reach.
 const weirPolicies = `policies:
   - {name: bucket, algorithm: token_bucket, limit: 1000, window: 1m}
-  - {name: log, algorithm: sliding_log, limit: 1000, window: 1m}
   - {name: uncopied, algorithm: token_bucket, limit: 1000, window: 1m, durability: none}
   - {name: narrow, algorithm: sliding_log, limit: 100, window: 24h}
   - {name: wide, algorithm: token_bucket, limit: 1000000000, window: 1s}
@@ -140,16 +135,7 @@ const weirPolicies = `policies:
   - {name: async, algorithm: token_bucket, limit: 1000000, window: 1m, durability: async}
   - {name: escrow, algorithm: token_bucket, limit: 1000000, window: 1m, durability: escrow}
   - {name: sync, algorithm: token_bucket, limit: 1000000, window: 1m, durability: sync}
-  - {name: busy-none, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: none}
   - {name: busy-async, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: async}
-  - {name: busy-escrow, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: escrow}
-`
-
-// savedPolicies are the policies of nodes that keep counters on disk.
-const savedPolicies = `policies:
-  - {name: saved-async, algorithm: token_bucket, limit: 1000000, window: 1m, durability: async, persist: true}
-  - {name: saved-escrow, algorithm: token_bucket, limit: 1000000, window: 1m, durability: escrow, persist: true}
-  - {name: saved-sync, algorithm: token_bucket, limit: 1000000, window: 1m, durability: sync, persist: true}
 `
 
 // envoyFile has the limit that callers of Envoy's rate limit service ask for.
@@ -159,15 +145,11 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 4000000000}
 `
 
-func (b *bench) policies() string      { return filepath.Join(b.dir, "policies.yaml") }
-func (b *bench) savedPolicies() string { return filepath.Join(b.dir, "saved.yaml") }
-func (b *bench) envoyFiles() string    { return filepath.Join(b.dir, "envoy") }
+func (b *bench) policies() string   { return filepath.Join(b.dir, "policies.yaml") }
+func (b *bench) envoyFiles() string { return filepath.Join(b.dir, "envoy") }
 
 func (b *bench) writeFiles() error {
 	if err := os.WriteFile(b.policies(), []byte(weirPolicies), 0o644); err != nil {
-		return err
-	}
-	if err := os.WriteFile(b.savedPolicies(), []byte(savedPolicies), 0o644); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(b.envoyFiles(), 0o755); err != nil {
@@ -176,30 +158,15 @@ func (b *bench) writeFiles() error {
 	return os.WriteFile(filepath.Join(b.envoyFiles(), "bench.yaml"), []byte(envoyFile), 0o644)
 }
 
-// nodePlace stands for the name of a node in the arguments of a cluster.
-const nodePlace = "NODE"
-
-// nodeName returns the i-th node's name.
-func nodeName(i int) string { return "weir-" + strconv.Itoa(i) }
-
-// ofNode returns the i-th node's arguments.
-func ofNode(i int, args []string) []string {
-	var own []string
-	for _, a := range args {
-		own = append(own, strings.ReplaceAll(a, nodePlace, nodeName(i)))
-	}
-	return own
-}
-
 // startWeir starts a cluster of one build, and waits until all nodes hold the partitions that the ring gives them, with
 // copies.
 func (b *bench) startWeir(ctx context.Context, path string, nodes int, args ...string) (*system, error) {
 	s := new(system)
 	var clients []weirv1.LimiterClient
 	for i := range nodes {
-		all := append([]string{"run", "--name", nodeName(i), "--policies", b.policies(),
+		all := append([]string{"run", "--name", "weir-" + strconv.Itoa(i), "--policies", b.policies(),
 			"--http-port", "0", "--grpc-port", "0", "--gossip-port", "0", "--peer-port", "0",
-			"--log-level", "warn", "--grace", "1s"}, ofNode(i, args)...)
+			"--log-level", "warn", "--grace", "1s"}, args...)
 		if i > 0 {
 			all = append(all, "--join", s.nodes[0].gossip)
 		}

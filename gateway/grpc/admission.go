@@ -86,21 +86,7 @@ func admitted(handler grpc.MethodHandler, gate *admission.Gate) grpc.MethodHandl
 // Admitted returns a registrar for unary services of other front ends. Their requests wait for room in the gate and
 // hold it as those of Weir's service do.
 func Admitted(r grpc.ServiceRegistrar, gate *admission.Gate) grpc.ServiceRegistrar {
-	return registrar{r, gate}
-}
-
-type registrar struct {
-	to   grpc.ServiceRegistrar
-	gate *admission.Gate
-}
-
-// RegisterService implements ServiceRegistrar.
-func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
-	bounded := *desc
-	bounded.Methods = nil
-	for _, m := range desc.Methods {
-		m.Handler = admitted(m.Handler, r.gate)
-		bounded.Methods = append(bounded.Methods, m)
-	}
-	r.to.RegisterService(&bounded, impl)
+	return admission.Wrapped{To: r, Wrap: func(_ string, handler grpc.MethodHandler) grpc.MethodHandler {
+		return admitted(handler, gate)
+	}}
 }

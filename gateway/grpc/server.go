@@ -181,16 +181,13 @@ func (s *Server) Close() { s.readers.Wait() }
 
 // Register adds the Server to a gRPC server, which must use wire.ServerCodec.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
-	desc := weirv1.Limiter_ServiceDesc
-	desc.Methods = nil
-	for _, m := range weirv1.Limiter_ServiceDesc.Methods {
-		m.Handler = admitted(m.Handler, s.cfg.Requests)
-		if m.MethodName == "Check" {
-			m.Handler = s.handleCheck()
+	wrap := func(method string, handler grpc.MethodHandler) grpc.MethodHandler {
+		if method == weirv1.Limiter_Check_FullMethodName {
+			return s.handleCheck()
 		}
-		desc.Methods = append(desc.Methods, m)
+		return admitted(handler, s.cfg.Requests)
 	}
-	r.RegisterService(&desc, s)
+	weirv1.RegisterLimiterServer(admission.Wrapped{To: r, Wrap: wrap}, s)
 }
 
 // handleCheck returns a handler for Check that reuses memory. The request goes back to its pool as soon as its checks

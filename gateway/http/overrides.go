@@ -32,16 +32,13 @@ type overrideBody struct {
 	Settings jsontext.Value `json:"settings"`
 }
 
-// storedOverrideBody is an override in an answer.
+// storedOverrideBody is an override in an answer: a message with other forms of some fields.
 type storedOverrideBody struct {
-	Policy    string         `json:"policy"`
-	Key       string         `json:"key,omitempty"`
-	Prefix    string         `json:"prefix,omitempty"`
-	Settings  jsontext.Value `json:"settings,omitzero"`
-	Version   string         `json:"version"`
-	ChangedBy string         `json:"changed_by"`
-	ChangedAt time.Time      `json:"changed_at"`
-	Inactive  string         `json:"inactive,omitempty"`
+	*weirv1.Override
+	Settings        jsontext.Value `json:"settings,omitzero"`
+	ChangedBy       string         `json:"changed_by"`
+	ChangedAt       time.Time      `json:"changed_at"`
+	ChangedAtUnixMs struct{}       `json:"changed_at_unix_ms,omitzero"`
 }
 
 type overridesBody struct {
@@ -136,10 +133,7 @@ func changeBodyOf(change *weirv1.OverrideChange) any {
 }
 
 func storedOverrideOf(o *weirv1.Override) storedOverrideBody {
-	body := storedOverrideBody{
-		Policy: o.Policy, Key: o.Key, Prefix: o.Prefix, Version: o.Version,
-		ChangedBy: o.ChangedBy, ChangedAt: time.UnixMilli(o.ChangedAtUnixMs).UTC(), Inactive: o.Inactive,
-	}
+	body := storedOverrideBody{Override: o, ChangedBy: o.ChangedBy, ChangedAt: time.UnixMilli(o.ChangedAtUnixMs).UTC()}
 	if o.Settings != "" {
 		body.Settings = jsontext.Value(o.Settings)
 	}

@@ -67,18 +67,13 @@ type memberBody struct {
 	*reachedBody
 }
 
-// reachedBody has the fields that only a member which has answered has.
+// reachedBody has the fields that only a member which has answered has: those of the message, for whose fields the
+// generated code has JSON names. Fields of memberBody, and those that are named here, hide the message's.
 type reachedBody struct {
-	Version      string `json:"version"`
-	PoliciesHash string `json:"policies_hash"`
-	Policies     uint32 `json:"policies"`
-	Keys         uint64 `json:"keys"`
-	KeysCopied   uint64 `json:"keys_copied"`
-	StateBytes   uint64 `json:"state_bytes"`
-	UptimeMS     int64  `json:"uptime_ms"`
-	// weir.v1's messages: the generated code has JSON names for their fields.
-	Loans     *weirv1.Loans     `json:"loans"`
-	Ownership *weirv1.Ownership `json:"ownership,omitempty"`
+	*weirv1.Member
+	UptimeNS struct{}      `json:"uptime_ns,omitzero"`
+	UptimeMS int64         `json:"uptime_ms"`
+	Loans    *weirv1.Loans `json:"loans"`
 }
 
 func (x *exchange) status() {
@@ -102,9 +97,7 @@ func memberOf(m *weirv1.Member) memberBody {
 	b := memberBody{Name: m.GetName(), Boot: m.GetBoot(), State: m.GetState(), HTTP: m.GetHttp(), GRPC: m.GetGrpc(),
 		Gossip: m.GetGossip(), Peer: m.GetPeer(), Partitions: m.GetPartitions(), Reachable: m.GetReachable()}
 	if b.Reachable {
-		b.reachedBody = &reachedBody{Version: m.GetVersion(), PoliciesHash: m.GetPoliciesHash(),
-			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(),
-			Loans: cmp.Or(m.GetLoans(), &weirv1.Loans{}), Ownership: m.GetOwnership(),
+		b.reachedBody = &reachedBody{Member: m, Loans: cmp.Or(m.GetLoans(), &weirv1.Loans{}),
 			UptimeMS: quotaheader.RoundUp(time.Duration(m.GetUptimeNs()), time.Millisecond)}
 	}
 	return b

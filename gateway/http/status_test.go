@@ -346,7 +346,7 @@ func (f *fakeOverrides) Delete(_ context.Context, req *weirv1.DeleteOverrideRequ
 func TestOverrides(t *testing.T) {
 	fake := new(fakeOverrides)
 	d := newAPI(t, new(scripted.Service), func(c *Config) { c.Overrides = fake })
-	const stored = `{"policy":"login","key":"a\nb","settings":{"limit":500},"version":"12@n0","changed_by":"ops","changed_at":"1970-01-01T00:00:01Z","inactive":"policy: there is none"}`
+	const stored = `{"policy":"login","key":"a\nb","version":"12@n0","inactive":"policy: there is none","settings":{"limit":500},"changed_by":"ops","changed_at":"1970-01-01T00:00:01Z"}`
 	for _, c := range []struct {
 		method, path, body string
 		status             int

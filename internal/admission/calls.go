@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -280,22 +281,23 @@ func (c *Calls) answerPanic(method string, err *error) {
 
 // Registrar returns a registrar that adds the checks to the unary methods of the services registered with it. The
 // interceptors in Options check streams of all services.
-func (c *Calls) Registrar(r grpc.ServiceRegistrar) grpc.ServiceRegistrar { return registrar{c, r} }
+func (c *Calls) Registrar(r grpc.ServiceRegistrar) grpc.ServiceRegistrar { return Wrapped{r, c.unary} }
 
-type registrar struct {
-	calls *Calls
-	to    grpc.ServiceRegistrar
+// Wrapped is a registrar that replaces the handlers of the unary methods of the services registered with it. Wrap gets
+// a method's full name and its handler.
+type Wrapped struct {
+	To   grpc.ServiceRegistrar
+	Wrap func(method string, handler grpc.MethodHandler) grpc.MethodHandler
 }
 
 // RegisterService implements grpc.ServiceRegistrar.
-func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
-	checked := *desc
-	checked.Methods = make([]grpc.MethodDesc, len(desc.Methods))
+func (r Wrapped) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	wrapped := *desc
+	wrapped.Methods = slices.Clone(desc.Methods)
 	for i, m := range desc.Methods {
-		m.Handler = r.calls.unary("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
-		checked.Methods[i] = m
+		wrapped.Methods[i].Handler = r.Wrap("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
 	}
-	r.to.RegisterService(&checked, impl)
+	r.To.RegisterService(&wrapped, impl)
 }
 
 // unary returns the handler of a unary method with the checks before it.

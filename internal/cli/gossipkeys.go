@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/internal/reload"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -86,11 +87,8 @@ func readKey(name string, stdin io.Reader) ([]byte, error) {
 // printGossipKeys prints the members' gossip keys.
 func printGossipKeys(w io.Writer, resp *weirv1.GossipKeysResponse, asJSON bool) error {
 	if asJSON {
-		text, err := protojson.MarshalOptions{Multiline: true, UseProtoNames: true, EmitUnpopulated: true}.Marshal(resp)
-		if err == nil {
-			_, err = fmt.Fprintln(w, string(text))
-		}
-		return err
+		marshal := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal
+		return indented(w, marshal, proto.Message(resp))
 	}
 	return table(w, "MEMBER\tKEY\tUSED\tIN FILE\tERROR", func(t io.Writer) {
 		for _, m := range resp.Members {

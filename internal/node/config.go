@@ -185,7 +185,7 @@ func (c *Config) Validate() error {
 			return err
 		}
 	}
-	return c.validateTraces()
+	return c.traces().Check()
 }
 
 // validateCluster returns a mistake in the settings of the cluster.
@@ -202,16 +202,6 @@ func (c *Config) validateCluster() error {
 		return errors.New("peer-port: nodes that gossip forward to one another: give it, or no gossip port either")
 	}
 	return nil
-}
-
-func (c *Config) validateTraces() error {
-	if c.OTLPEndpoint == "" {
-		if c.TraceSample != 0 {
-			return errors.New("trace-sample: needs a collector: give otlp-endpoint")
-		}
-		return c.traces().CheckRates() // a wrong rate is a mistake, although it has no effect without a collector
-	}
-	return c.traces().Check()
 }
 
 func (c *Config) traces() *observe.TracingConfig {

@@ -67,18 +67,13 @@ var alerted = []string{"claimed", "took over", "handed over", "merged", "strict 
 
 // NewMetrics returns the metrics of a node.
 func NewMetrics(cfg MetricsConfig) *Metrics {
-	m := &Metrics{
-		cfg:   cfg,
-		node:  prometheus.NewRegistry(),
-		calls: newCalls(),
-		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "weir_policies_reloads_total", Help: "Changes of the policy file, by result (taken, rejected).",
-		}, []string{"result"}),
-	}
+	m := &Metrics{cfg: cfg, node: prometheus.NewRegistry()}
+	m.calls = newCalls(m.node)
+	m.reloads = counted(m.node, "weir_policies_reloads_total",
+		"Changes of the policy file, by result (taken, rejected).", "result")
 	for _, result := range []string{"taken", "rejected"} {
 		m.reloads.WithLabelValues(result)
 	}
-	m.node.MustRegister(m.calls.durations, m.calls.errors, m.reloads)
 	m.node.MustRegister(cfg.Collectors...)
 	m.node.MustRegister(Reading(m.read))
 	return m

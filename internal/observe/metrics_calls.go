@@ -19,17 +19,23 @@ type calls struct {
 	http, grpc, stream, resp prometheus.Observer
 }
 
-func newCalls() calls {
+// timed registers a histogram of times from 50 µs to 3.3 s.
+func timed(to prometheus.Registerer, name, help string, labels ...string) *prometheus.HistogramVec {
+	return promauto.With(to).NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help,
+		Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17)}, labels)
+}
+
+// counted registers counters.
+func counted(to prometheus.Registerer, name, help string, labels ...string) *prometheus.CounterVec {
+	return promauto.With(to).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func newCalls(to prometheus.Registerer) calls {
 	d := calls{
-		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "weir_call_duration_seconds",
-			Help:    "Time from reading a caller's call until its answer, by protocol (http, grpc, stream, resp).",
-			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
-		}, []string{"protocol"}),
-		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "weir_call_errors_total",
-			Help: "Calls answered by an error in place of a decision, by protocol and code.",
-		}, []string{"protocol", "code"}),
+		durations: timed(to, "weir_call_duration_seconds",
+			"Time from reading a caller's call until its answer, by protocol (http, grpc, stream, resp).", "protocol"),
+		errors: counted(to, "weir_call_errors_total",
+			"Calls answered by an error in place of a decision, by protocol and code.", "protocol", "code"),
 	}
 	of := d.durations.WithLabelValues
 	d.http, d.grpc, d.stream, d.resp = of("http"), of("grpc"), of("stream"), of("resp")
@@ -104,15 +110,11 @@ type hop struct {
 // NewHops returns Hops.
 func NewHops() *Hops {
 	registry := prometheus.NewRegistry()
-	forward := promauto.With(registry).NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "weir_hop_duration_seconds",
-		Help:    "Time from sending a message to another node until its answer, by hop and whether it was answered.",
-		Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
-	}, []string{"hop", "answered"})
-	items := promauto.With(registry).NewCounterVec(prometheus.CounterOpts{
-		Name: "weir_forwarded_total",
-		Help: "Operations sent to the node that decides, by whether they were answered.",
-	}, []string{"answered"})
+	forward := timed(registry, "weir_hop_duration_seconds",
+		"Time from sending a message to another node until its answer, by hop and whether it was answered.", "hop",
+		"answered")
+	items := counted(registry, "weir_forwarded_total",
+		"Operations sent to the node that decides, by whether they were answered.", "answered")
 	return &Hops{
 		Collector: registry,
 		answered:  hop{forward.WithLabelValues("forward", "true"), items.WithLabelValues("true")},

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // Security counts denied and rejected connections and requests, and reloads of security files, and shows when
@@ -18,15 +17,13 @@ type Security struct {
 // use.
 func NewSecurity(expiries func() map[string]time.Time) *Security {
 	registry := prometheus.NewRegistry()
-	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return promauto.With(registry).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	}
 	s := &Security{
 		Collector: registry,
-		denied:    counters("weir_access_denied_total", "Connections and requests denied.", "listener", "reason"),
-		reloads: counters("weir_security_reloads_total", "Changes of files that access depends on.", "file",
+		denied: counted(registry, "weir_access_denied_total", "Connections and requests denied.", "listener",
+			"reason"),
+		reloads: counted(registry, "weir_security_reloads_total", "Changes of files that access depends on.", "file",
 			"result"),
-		panics: counters("weir_panics_total", "Panics of handlers and of work behind answers.", "listener"),
+		panics: counted(registry, "weir_panics_total", "Panics of handlers and of work behind answers.", "listener"),
 	}
 	registry.MustRegister(Reading(func(to Lines) {
 		expiry := to.Gauges("weir_certificate_expiry_timestamp_seconds", "When the first of them expires.", "use")

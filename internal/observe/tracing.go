@@ -74,35 +74,29 @@ type Tracer struct {
 
 var _ limiter.Tracer = (*Tracer)(nil)
 
-// Check returns what is wrong with the endpoint, the share or the rate.
+// Check returns what is wrong with the endpoint, the share or the rate. Without an endpoint there are no traces, and a
+// rate may be given, but no share.
 func (c *TracingConfig) Check() error {
 	u, err := url.Parse(c.Endpoint) // the error does not have its text, which may hold a password
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" ||
-		u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil {
+	switch {
+	case c.Endpoint == "" && c.Sample != 0:
+		return errors.New("trace-sample: needs a collector: give otlp-endpoint")
+	case c.Endpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" ||
+		u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil):
 		return errors.New("otlp-endpoint: is not http://HOST:PORT or https://HOST:PORT of a collector")
-	}
-	return c.CheckRates()
-}
-
-// CheckRates returns what is wrong with the share or the rate, which may be given without an endpoint.
-func (c *TracingConfig) CheckRates() error {
-	if !(c.Sample >= 0 && c.Sample <= 1) {
+	case !(c.Sample >= 0 && c.Sample <= 1):
 		return fmt.Errorf("trace-sample: %v is not a share from 0 to 1", c.Sample)
-	}
-	if !(c.CallerRate >= 0 && c.CallerRate <= maxCallerRate) {
+	case !(c.CallerRate >= 0 && c.CallerRate <= maxCallerRate):
 		return fmt.Errorf("trace-caller-rate: %v is not a number of calls a second, 0 to %d", c.CallerRate,
 			maxCallerRate)
 	}
 	return nil
 }
 
-// NewTracer returns a Tracer. The collector need not be running yet.
+// NewTracer returns a Tracer of a configuration that Check accepts. The collector need not be running yet.
 func NewTracer(cfg TracingConfig) (*Tracer, error) {
 	exporter := cfg.Exporter
 	if exporter == nil {
-		if err := cfg.Check(); err != nil {
-			return nil, err
-		}
 		var err error
 		// Without retries: new spans are worth more than old ones.
 		exporter, err = otlptracegrpc.New(context.Background(), otlptracegrpc.WithEndpointURL(cfg.Endpoint),
