@@ -221,3 +221,18 @@ func (e *example) run(t *testing.T, command string) string {
 	answer := must.Value(io.ReadAll(resp.Body))(t)
 	return strings.TrimSuffix(string(answer), "\n") + "\n"
 }
+
+// FuzzParse: what is taken can be written.
+func FuzzParse(f *testing.F) {
+	f.Add(limits)
+	f.Fuzz(func(t *testing.T, text string) {
+		file, err := parseLimitador("limits.yaml", []byte(text))
+		if err != nil {
+			return
+		}
+		for i := range file.Namespaces {
+			_, err := file.Namespaces[i].Envoy()
+			must.NoError(t, err)
+		}
+	})
+}

@@ -1,8 +1,10 @@
 package reload
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"net"
 	"os"
@@ -266,4 +268,34 @@ func TestOwnName(t *testing.T) {
 	cfg.Now = func() time.Time { return time.Now().Add(-2 * time.Hour) }
 	early := must.Value(OpenCerts(of(t.TempDir(), good), cfg))(t)
 	early.Close()
+}
+
+// FuzzAuthorities: whatever a file of authorities holds, none of its blocks is passed over.
+func FuzzAuthorities(f *testing.F) {
+	dir := f.TempDir()
+	a := certstest.NewAuthority(f, "a")
+	cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{"x"}})
+	for _, name := range []string{cert, key, ca} {
+		text := must.Value(os.ReadFile(name))(f)
+		f.Add(text)
+		f.Add(append(bytes.Clone(text), text...))
+		f.Add(text[:len(text)/2])
+	}
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		pool, err := Authorities(data)
+		must.Equal(t, (pool == nil), err != nil, "%v, %v", pool, err)
+		if err != nil {
+			return
+		}
+		want := x509.NewCertPool()
+		blocks := 0
+		for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+			cert, err := x509.ParseCertificate(block.Bytes)
+			must.NoError(t, err, "block %d is taken and is no certificate", blocks+1)
+			want.AddCert(cert)
+			blocks++
+		}
+		must.True(t, blocks != 0 && pool.Equal(want), "%d blocks, and not all of them in the pool", blocks)
+	})
 }

@@ -18,6 +18,7 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -341,4 +342,32 @@ func TestLoansCross(t *testing.T) {
 	if l := ops[2].Loan; l.Known {
 		t.Errorf("of a loan that there is not: %+v", l)
 	}
+}
+
+// FuzzOperation: whatever bytes a peer sends as an item become an operation or an error, and that a reply.
+func FuzzOperation(f *testing.F) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, kind := range kinds {
+		b := must.Value(proto.Marshal(protoItem(carried(rng, kind), time.Second)))(f)
+		f.Add(b)
+	}
+	f.Add([]byte{})
+	f.Add([]byte{0x2a, 0})
+	l := limiter.New(limiter.Config{Store: limiter.NewStore(store.Config{MaxKeys: 100, MaxBytes: 1 << 20}, true)})
+	f.Cleanup(l.Close)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		item := new(peerv1.Item)
+		if proto.Unmarshal(b, item) != nil {
+			return
+		}
+		op := new(received).link()
+		operation(op, item)
+		if op.Outcome.Err == nil {
+			must.True(t, op.Kind != 0, "neither operation nor error")
+			must.True(t, l.Receive([]*limiter.Op{op}) == nil, "handed on to nobody")
+		}
+		back := again(op)
+		setOutcome(back, overTheWire(t, protoOutcome(op)))
+		must.True(t, !back.Outcome.Unreachable, "%+v became no answer", op.Outcome)
+	})
 }

@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +32,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -58,6 +61,7 @@ type secured struct {
 	*fleet
 	tls    *tls.Config
 	tokens map[string]string // by caller: operator, shop, thief
+	nodes  *tls.Config       // a node's certificate, as a thief has it
 }
 
 // token is a caller's credential, on connections over TLS only.
@@ -86,6 +90,8 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 	s.tls = &tls.Config{RootCAs: roots, ServerName: "weir"}
 	s.fleet = newFleet(t, 3, attackedPolicies, nil)
 	in := func(name string) string { return filepath.Join(dir, name) }
+	pair := must.Value(tls.LoadX509KeyPair(in("weir-nodes-tls/tls.crt"), in("weir-nodes-tls/tls.key")))(t)
+	s.nodes = &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}}
 	s.args = append(s.args,
 		"--envoy-config", filepath.Dir(testkit.WriteFile(t, "edge.yaml", attackedEnvoy)), "--access-file",
 		testkit.WriteFile(t, "access.yaml", access),
@@ -176,6 +182,38 @@ func TestAttacksByCallers(t *testing.T) {
 	t.Run("request ids of others", s.guessIDs)
 	t.Run("two operators", s.twoOperators)
 	t.Run("a node that has just started", s.restarted)
+	t.Run("a node's certificate", s.nodesCertificate)
+}
+
+// nodesCertificate has who holds a node's certificate, but no gossip key, tell of overrides in the name of each member
+// and of one that is none, and change the gossip keys: nodes pull from members only, and operators go on changing
+// overrides through all of them.
+func (s *secured) nodesCertificate(t *testing.T) {
+	_, page := s.as("thief", s.members[0], "GET", "/v1/status", "")
+	var st struct{ Members []struct{ Name, Boot string } }
+	must.NoError(t, json.Unmarshal([]byte(page), &st))
+	st.Members = append(st.Members, struct{ Name, Boot string }{"thief", "1"})
+	for i, m := range s.members {
+		conn := must.Value(grpc.NewClient("passthrough:///"+m.ip+":"+fleetPeer,
+			grpc.WithTransportCredentials(credentials.NewTLS(s.nodes))))(t)
+		defer conn.Close()
+		for _, of := range st.Members {
+			boot := must.Value(strconv.ParseUint(of.Boot, 16, 64))(t)
+			_, err := peerv1.NewOverridesClient(conn).Notify(t.Context(),
+				&peerv1.NotifyOverridesRequest{Name: of.Name, Boot: boot})
+			member := of.Name != m.name && of.Name != "thief"
+			expect.True(t, (err == nil) == member, "%s is told of overrides by %s: %v", m.name, of.Name, err)
+		}
+		for _, req := range []*weirv1.GossipKeysRequest{
+			{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: make([]byte, 32)},
+			{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: "0"},
+		} {
+			_, err := peerv1.NewGossipKeysClient(conn).Apply(t.Context(), req)
+			expect.Equal(t, grpcstatus.Code(err), codes.PermissionDenied, "%v", err)
+		}
+		c, done := s.setLimit(m, "after", 500+int64(i))
+		expect.True(t, done && c.claims(500+int64(i)), "%s: %+v", m.name, c)
+	}
 }
 
 // debt has the thief charge 2^53 by each protocol that charges regardless of room. A bucket of 100 a second has room
@@ -398,6 +436,54 @@ func (s *secured) restarted(t *testing.T) {
 				"%s has lost the change to %d: %s", m.name, 200+i, page)
 		}
 	}
+}
+
+// TestAttacksOnOpenNodes: nodes on loopback without an access file. Pages of other sites charge nothing and get no
+// events of the console, and one address does not hold all of those.
+func TestAttacksOnOpenNodes(t *testing.T) {
+	plainOnly(t)
+	t.Parallel()
+	m := startNode(t, "--policies", testkit.WriteFile(t, "policies.yaml", attackedPolicies)).awaitReady()
+	send := func(method, path, body string, headers ...string) *http.Response {
+		r := must.Value(http.NewRequestWithContext(t.Context(), method, "http://"+m.http+path,
+			strings.NewReader(body)))(t)
+		for i := 0; i < len(headers); i += 2 {
+			r.Header.Set(headers[i], headers[i+1])
+		}
+		resp := must.Value(http.DefaultClient.Do(r))(t)
+		t.Cleanup(func() { resp.Body.Close() })
+		return resp
+	}
+	for _, by := range [][]string{{"Origin", "https://evil.example"}, {"Sec-Fetch-Site", "cross-site"}} {
+		for path, body := range map[string]string{
+			"/v1/GetRateLimits": `{"requests":[{"name":"n","uniqueKey":"alice","hits":1,"limit":10,"duration":60000}]}`,
+			"/v1/check":         `{"policy":"log","key":"page"}`,
+			"/v1/checks":        `{"checks":[{"policy":"log","key":"page"}]}`,
+			"/v1/refund":        `{"policy":"log","key":"page"}`, "/v1/extends": `{"extends":[]}`,
+			"/v1/commits": `{"commits":[]}`,
+		} {
+			resp := send("POST", path, body, append([]string{"Content-Type", "text/plain"}, by...)...)
+			expect.Equal(t, resp.StatusCode, http.StatusUnsupportedMediaType, "%s, %v", path, by)
+		}
+	}
+	resp := send("POST", "/v1/check", `{"policy":"log","key":"page","cost":0}`, "Content-Type", "application/json")
+	answer := string(must.Value(io.ReadAll(resp.Body))(t))
+	expect.True(t, strings.Contains(answer, `"remaining":2000`), "a page has charged: %s", answer)
+
+	expect.Equal(t, send("GET", "/console/events", "").StatusCode, http.StatusForbidden, "a page of another site")
+	held := 0
+	for range 100 {
+		if send("GET", "/console/events", "", "Weir-Console", "page").StatusCode == http.StatusOK {
+			held++
+		}
+	}
+	expect.Equal(t, held, 8, "streams of one address")
+	other := &http.Client{Transport: &http.Transport{DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)}}).DialContext}}
+	r := must.Value(http.NewRequestWithContext(t.Context(), "GET", "http://"+m.http+"/console/events", nil))(t)
+	r.Header.Set("Weir-Console", "page")
+	resp = must.Value(other.Do(r))(t)
+	defer resp.Body.Close()
+	expect.Equal(t, resp.StatusCode, http.StatusOK, "another address")
 }
 
 // flooded is a secured fleet whose first node is flooded.
