@@ -15,12 +15,12 @@ import (
 //  2. Otherwise decide makes a plan. before does the work that comes first and needs no record. Then locate finds the
 //     key's record, or makes it, and does the work that needs it. Both may answer the call or fail it, and locate may
 //     change its request.
-//  3. charge has the rule's limits decide. They charge the state of the record.
+//  3. decide has the rule's limits decide. They charge the state of the record.
 //  4. after does the work that follows: it tells followers, remembers the answer, and adds to it.
 //  5. The caller of Store.DecideTo waits for the answer's Ticket, if it has one.
 //
 // So plain, before, locate or after answers a call. A field of Answer must be set in each of them, except where its
-// zero value is right. An error in place of an answer comes from decide (ErrShut), before, locate or charge.
+// zero value is right. An error in place of an answer comes from decide, before or locate.
 //
 // Words:
 //
@@ -69,7 +69,7 @@ import (
 //     loans, bans and reservations whose time is over. refundCall and extend are exceptions: they answer in before, and
 //     do change the state.
 //   - A function that after calls, if the concern records what was charged or adds to the answer. It may use p.r only
-//     if the call was charged, if p.denied is set, or if p.made is not set: otherwise charge may have dropped the
+//     if the call was charged, if p.denied is set, or if p.made is not set: otherwise decide may have dropped the
 //     record.
 type concernSet uint16
 
@@ -97,12 +97,12 @@ type plan struct {
 
 	// locate sets these.
 	slot   uint32        // of the record, if made is set
-	r      record        // the key's record, until charge drops it
+	r      record        // the key's record, until decide drops it
 	mark   uint64        // 0: the record was made for this call, its state has no log, or no follower is told
 	made   bool          // the record was made for this call
 	banned time.Duration // what is left of the key's ban; after locate it is 0 unless the call has Always
 
-	denied bool // charge: the limits have counted the refusal, because one of them has CountDenied
+	denied bool // decide: the limits have counted the refusal, because one of them has CountDenied
 }
 
 // has reports whether the call has any of the concerns in c.
@@ -152,11 +152,11 @@ func (c *Call) ownConcerns() (set concernSet) {
 //   - the rule has a Ban, and the request is refused (decide begins the ban) or has Always.
 //
 // A rule with a Ban has no limit with CountDenied (policy sees to that). Otherwise the refusal would be counted twice,
-// here and in charge.
+// here and in decide.
 func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision,
 	d *algo.Decision) bool {
 	if rule.Ban > 0 && r.Always {
-		return false // plain would charge an Always request that is refused, and charge would charge it again
+		return false // plain would charge an Always request that is refused, and decide would charge it again
 	}
 	state, number := sh.stateOf(&part.table, k, rule)
 	if state == nil {
@@ -171,6 +171,11 @@ func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r 
 // decide decides a call that plain has not decided. It collects the concerns itself, because other functions than
 // DecideTo call it too, such as refundCall and extend. answer must be zero, but for a Decision that plain has written.
 // After an error its contents mean nothing.
+//
+// The only error of the limits is that the state could not grow; noRoom tells whether the store or the share has no
+// memory. A record that was made for a call which has charged nothing is dropped, unless the limits have counted the
+// refusal and the state differs from a new one. p.denied is then reset, because after must not give a record that was
+// dropped to note.
 func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision,
 	answer *Answer) error {
 	if !part.open {
@@ -184,7 +189,24 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if answered, err := sh.locate(&p, call, answer); answered || err != nil {
 		return err
 	}
-	if err := sh.charge(&p, call, &answer.Decision); err != nil {
+	d, number := &answer.Decision, p.r.number()
+	used := sh.setTaker(number)
+	if p.has(concernPending) {
+		part.lower(p.r, now)
+	}
+	err := rule.Limits.DecideTo(sh.arena, p.r.state, now, &p.request, each, d)
+	sh.endTaker(number, used)
+	if err != nil {
+		err = sh.noRoom(number)
+	}
+	p.denied = err == nil && !d.Allowed && call.Cost != 0 && !call.Always && rule.Limits.CountsDenied()
+	if p.made && (err != nil || d.Granted == 0) {
+		if !p.denied || sh.idle(p.r, now) {
+			sh.drop(&part.table, p.slot)
+			p.denied = false
+		}
+	}
+	if err != nil {
 		return err
 	}
 	sh.after(&p, call, answer)
@@ -256,31 +278,6 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	}
 	p.mark = p.part.markOf(p.r)
 	return false, nil
-}
-
-// charge has the limits decide. Their only error is that the state could not grow; noRoom tells whether the store or
-// the share has no memory. charge drops a record that was made for a call which has charged nothing, unless the limits
-// have counted the refusal and the state differs from a new one. It then resets p.denied, because after must not give
-// a record that was dropped to note.
-func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
-	limits, number := p.rule.Limits, p.r.number()
-	used := sh.setTaker(number)
-	if p.has(concernPending) {
-		p.part.lower(p.r, p.now)
-	}
-	err := limits.DecideTo(sh.arena, p.r.state, p.now, &p.request, p.each, d)
-	sh.endTaker(number, used)
-	if err != nil {
-		err = sh.noRoom(number)
-	}
-	p.denied = err == nil && !d.Allowed && call.Cost != 0 && !call.Always && limits.CountsDenied()
-	if p.made && (err != nil || d.Granted == 0) {
-		if !p.denied || sh.idle(p.r, p.now) {
-			sh.drop(&p.part.table, p.slot)
-			p.denied = false
-		}
-	}
-	return err
 }
 
 // after does the work that follows the decision. Without concernTell, note would only count a version of the partition.
