@@ -9,9 +9,9 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file answers by a policy's on_error where the holder cannot be reached in time (undecided in route.go), the
-// store has no memory for a new key (setError in decide.go), or this node's queue of waiting operations is full
-// (shed.go):
+// This file answers by a policy's on_error where no usable answer of the holder has come in time (undecided in
+// route.go), the store has no memory for a new key (setError in decide.go), or this node's queue of waiting operations
+// is full (shed.go):
 //
 //	open    allowed, with the whole cost; FailedOpen
 //	closed  refused; FailedClosed. Under shadow it is allowed, with Shadow and FailedOpen

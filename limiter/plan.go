@@ -49,10 +49,11 @@ import (
 // neither in use nor on loan. If the free units are too few, but free and loaned units together are enough, the holder
 // asks the borrowers to return what they have left, and decides once more, with what was returned within 50 ms.
 //
-// on_error answers operations that ask for units. The first node uses it in three cases: no node has decided within the
-// caller's time or Config.Timeout; the deciding node's grant had ended when its answer came; the first node has no
-// place for another waiting operation (shed.go). The holder uses it if the store has no memory for the key's state, or
-// no place for the reservation of a part of an atomic check. No other error leads to it.
+// on_error answers operations that ask for units. The first node uses it if no usable answer has come within the
+// shorter of the caller's time and Config.Timeout (route.go, giveUp); if the holder had no grant for grantMost; if the
+// grant had ended when the answer came; or if the first node has no place for another waiting operation (shed.go). The
+// holder uses it if the store has no memory for the key's state, or no place for the reservation of a part of an atomic
+// check. No other error leads to it.
 //
 // A new field is validated by Target.Valid if it is a Target's, by Check.ValidCost or validCost if it is a Check's, and
 // by validExtra if it is an Extra's. What depends on the key's limit goes into suits. identify and planLike have

@@ -39,13 +39,14 @@ import (
 //	ticket       decide (decide.go)           the answer needs a confirmation first     yes        await clears it
 //	NotHolder    sendBack, Peers, and with    the node that was asked is not the        no         again
 //	             shut and parked              holder; the hint may have no node
-//	shut         setError (decide.go)         NotHolder: this node's store was shut     no         again, at once
+//	shut         setError (decide.go)         NotHolder: this node's store was shut     no         again, after shutPause
 //	parked       park                         NotHolder: there is a new route           no         again, at once
 //	ungranted    setError                     this node has no grant now                no         again, for grantMost
 //	onLoan       decide                       units on loan are recalled first          no         awaitRecalls clears
-//	Unreachable  ask, await, Peers, end       no usable answer came in time             perhaps    undecided
+//	Unreachable  ask, await, Peers, end,      no usable answer came in time             perhaps    undecided
+//	             giveUp, turnAway (shed.go)
 //	Err          any step                     the answer is an error                    perhaps *  none
-//	none of these                             the operation is decided                  yes        none
+//	none of these                             the operation is decided                  as decided none
 //
 // * With an Err of kind Unavailable the operation may be charged, with another one it is not. forget clears all fields
 // before an operation is asked about again. again does not test onLoan, because awaitRecalls (loan.go) has it decided
@@ -236,6 +237,7 @@ func (a *asks) add(w way, op *Op) {
 // other.
 func (l *Limiter) askAll(ctx context.Context, to *asks) {
 	var side panics.Group
+	defer side.Wait() // also after a panic here: the others still write to their operations
 	for i := range to.groups {
 		g := &to.groups[i]
 		if i == len(to.groups)-1 && len(to.waiting) == 0 {
@@ -247,7 +249,6 @@ func (l *Limiter) askAll(ctx context.Context, to *asks) {
 	for _, op := range to.waiting {
 		l.await(ctx, op)
 	}
-	side.Wait()
 }
 
 // await waits until the backup or the disk has confirmed the operation's ticket, so that its answer may be given. If

@@ -125,7 +125,7 @@ func (p *plan) bans(call *Call, d *algo.Decision) bool {
 		p.part.lostOf(p.rule, p.now).is {
 		return false
 	}
-	if !p.has(concernPending) {
+	if !p.has(concernReserved) {
 		return true
 	}
 	reserved := p.part.extras.reservations.by[p.id()]

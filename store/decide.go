@@ -36,7 +36,7 @@ import (
 //	           partition when the holder is lost. It is current once it has had the whole content
 //	tell       to bring a follower up to date: note queues a changed record, and some milliseconds later Drain takes it
 //	           for the follower (follower.go). Under a durability of None followers are not told, except the receiver of
-//	           a move
+//	           a move or of a restored copy
 //	mark       the position of a state's log before the charge (algo.Limits.Mark): a follower with everything up to it
 //	           is sent only the rest
 //	strict     of a rule: calls are decided only with the grant of a majority of voters (Store.Lease)
@@ -78,7 +78,7 @@ const (
 	concernTell                               // follower.go: followers are told of records under the rule
 	concernID                                 // answers.go: the call has a request id
 	concernReservation                        // reservation.go: what the call charges becomes a reservation
-	concernPending                            // reservation.go: the partition has pending reservations
+	concernReserved                           // reservation.go: the partition has pending reservations
 	concernBan                                // ban.go: the rule has a Ban
 	concernRefund                             // refund.go: the call has a negative cost and Always
 	concernExtension                          // settle.go: the call adds to a reservation
@@ -119,7 +119,7 @@ func (part *partition) concernsOf(rule *Rule) (set concernSet) {
 		set |= concernTell
 	}
 	if part.extras != nil && part.extras.reservations.count > 0 {
-		set |= concernPending
+		set |= concernReserved
 	}
 	if rule.Ban > 0 {
 		set |= concernBan
@@ -169,7 +169,7 @@ func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r 
 }
 
 // decide decides a call that plain has not decided. It collects the concerns itself, because other functions than
-// DecideTo call it too, such as refundCall and extend. answer must be zero, but for a Decision that plain has written.
+// DecideTo call it too, such as refundCall and extend. answer must be zero, but for what plain and guard have written.
 // After an error its contents mean nothing.
 //
 // The only error of the limits is that the state could not grow; noRoom tells whether the store or the share has no
@@ -191,7 +191,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	}
 	d, number := &answer.Decision, p.r.number()
 	used := sh.setTaker(number)
-	if p.has(concernPending) {
+	if p.has(concernReserved) {
 		part.lower(p.r, now)
 	}
 	err := rule.Limits.DecideTo(sh.arena, p.r.state, now, &p.request, each, d)
@@ -222,7 +222,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 //     an error if the cost or the reservation differs from the first time. afterID remembers no refusal of a call
 //     without Always, so its repetition is decided anew.
 func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err error) {
-	if p.has(concernPending) {
+	if p.has(concernReserved) {
 		sh.expireReservationsOn(p.part, &p.k, p.rule, p.now)
 	}
 	switch {
@@ -312,8 +312,8 @@ func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 	if p.has(concernGuard) && charged {
 		sh.afterGuard(p, call, answer)
 	}
-	if p.has(concernPending | concernReservation) {
-		answer.Pending = p.part.hasPending(p.id(), p.now.Mono)
+	if p.has(concernReserved | concernReservation) {
+		answer.Pending = p.part.hasReservations(p.id(), p.now.Mono)
 	}
 	if p.request.OnLoan > 0 {
 		p.afterLoan(call, answer)

@@ -260,8 +260,8 @@ func (p *pending) inFlight(now int64) bool {
 	return slices.ContainsFunc(p.list, func(e reservation) bool { return e.once && now < e.until })
 }
 
-// hasPending reports whether a key has pending reservations.
-func (p *partition) hasPending(of stateID, now int64) bool {
+// hasReservations reports whether a key has pending reservations.
+func (p *partition) hasReservations(of stateID, now int64) bool {
 	if p.extras == nil || p.extras.reservations.count == 0 {
 		return false
 	}
