@@ -39,7 +39,7 @@ import (
 //	ticket       decide (decide.go)           the answer needs a confirmation first     yes        await clears it
 //	NotHolder    sendBack, Peers, and with    the node that was asked is not the        no         again
 //	             shut and parked              holder; the hint may have no node
-//	shut         setError (decide.go)         NotHolder: this node's store was shut     no         again, after shutPause
+//	shut         setError (decide.go)         NotHolder: this node's store was shut     no         after shutPause
 //	parked       park                         NotHolder: there is a new route           no         again, at once
 //	ungranted    setError                     this node has no grant now                no         again, for grantMost
 //	onLoan       decide                       units on loan are recalled first          no         awaitRecalls clears
