@@ -1,6 +1,7 @@
 package clustertest
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -26,7 +27,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -493,9 +497,8 @@ type flooded struct {
 	groups []*cgroup
 }
 
-// TestAttacksOnMemory floods a node of 512 MiB with bodies of many elements, Kuadrant's reservations and quota buckets.
-// None is killed for its size, and the shop is answered. TestEveryMessageIsCounted of package node has messages of many
-// elements, and TestMemoryBound streams.
+// TestAttacksOnMemory floods a node of 512 MiB with messages of many elements, Kuadrant's reservations and quota
+// buckets. None is killed for its size, and the shop is answered.
 func TestAttacksOnMemory(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
@@ -507,9 +510,65 @@ func TestAttacksOnMemory(t *testing.T) {
 		}
 	})
 	f.target = f.members[0]
+	t.Run("elements", f.elements)
 	t.Run("JSON", f.json)
 	t.Run("kuadrant", f.reservations)
 	t.Run("quota buckets", f.buckets)
+	t.Run("streams", f.streams)
+}
+
+// streams opens streams, as many as the thief gets, asks for everything on each, borrows of long keys, and reads
+// nothing on every other one.
+func (f *flooded) streams(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var work sync.WaitGroup
+	var opened, ended atomic.Int64
+	first := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf("log", "thief")}}}
+	for c := range 100 {
+		conn := f.conn("thief", f.target)
+		if _, err := weirv1.NewLimiterClient(conn).Check(ctx, first, grpc.WaitForReady(true)); err != nil {
+			t.Logf("the connection after %d: %v", c, err)
+			break
+		}
+		for n := range 40 {
+			work.Go(func() {
+				stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
+				if err != nil {
+					ended.Add(1)
+					return
+				}
+				if n%2 == 0 {
+					work.Go(func() {
+						for {
+							if _, err := stream.Recv(); err != nil {
+								return
+							}
+						}
+					})
+				}
+				in := &weirv1.BorrowRequest{Borrower: uint64(1 + c*40 + n)}
+				for i := range 500 {
+					key := fmt.Sprint(strings.Repeat("x", 900), c, " ", n, " ", i)
+					in.Loans = append(in.Loans, &weirv1.LoanReport{Number: 1, Target: targetOf("log", key), Want: 1e9})
+				}
+				for _, m := range []*weirv1.CheckStreamRequest{{Ready: true, Topology: true}, {Borrow: in},
+					{Borrow: in}, {Borrow: in}} {
+					if stream.Send(m) != nil {
+						ended.Add(1)
+						return
+					}
+				}
+				opened.Add(1)
+				<-ctx.Done()
+			})
+		}
+	}
+	eventually(t, waitTimeout, "the streams", func() bool { return opened.Load()+ended.Load() >= 3000 })
+	f.survived(t)
+	cancel()
+	work.Wait()
+	t.Logf("%d streams stayed, %d were ended", opened.Load(), ended.Load())
 }
 
 // survived sees to it that no node was killed, and that the flooded one answers.
@@ -528,6 +587,38 @@ func (f *flooded) survived(t *testing.T) {
 		return err == nil && d.Results[0].GetDecision().GetAllowed()
 	})
 	t.Logf("%d MiB of 512 at the peak", f.groups[0].peak()>>20)
+}
+
+// elements sends messages of 4 MiB of empty elements to all methods of callers that take lists or maps, six at a time.
+func (f *flooded) elements(t *testing.T) {
+	sent := 0
+	for _, service := range []string{
+		"weir.v1.Limiter", "weir.v1.Overrides", "weir.v1.Admin", "envoy.service.ratelimit.v3.RateLimitService",
+		"kuadrant.service.ratelimit.v1.RateLimitService", "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
+	} {
+		d := must.Value(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))(t)
+		methods := d.(protoreflect.ServiceDescriptor).Methods()
+		for i := range methods.Len() {
+			fields := methods.Get(i).Input().Fields()
+			for j := range fields.Len() {
+				field := fields.Get(j)
+				if !field.IsList() && !field.IsMap() {
+					continue
+				}
+				element := protowire.AppendBytes(protowire.AppendTag(nil, field.Number(), protowire.BytesType), nil)
+				body := bytes.Repeat(element, (4<<20-100)/len(element))
+				var work sync.WaitGroup
+				for range 6 {
+					sent++
+					conn := f.conn("thief", f.target)
+					work.Go(func() { sendRaw(t.Context(), conn, fmt.Sprintf("/%s/%s", service, methods.Get(i).Name()), body) })
+				}
+				work.Wait()
+			}
+		}
+	}
+	expect.True(t, sent >= 6*12, "only %d messages", sent)
+	f.survived(t)
 }
 
 // json sends bodies of 4 MiB of the shortest elements, six at a time.
@@ -621,4 +712,19 @@ func (f *flooded) buckets(t *testing.T) {
 		}
 	}
 	f.survived(t)
+}
+
+// sendRaw calls a method with a message that is bytes already; the answer, an error, is nobody's.
+func sendRaw(ctx context.Context, conn *grpc.ClientConn, method string, body []byte) {
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
+	defer cancel()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method,
+		grpc.ForceCodec(testkit.RawCodec{}))
+	if err != nil {
+		return
+	}
+	_ = stream.SendMsg(&body)
+	_ = stream.CloseSend()
+	var out []byte
+	_ = stream.RecvMsg(&out)
 }

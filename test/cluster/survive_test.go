@@ -417,6 +417,8 @@ func TestSoak(t *testing.T) {
 			}
 		},
 		"kill": func() {
+			// Until the voters have recorded the copies, some 1.5 s, a crash has strict keys start full.
+			time.Sleep(1500 * time.Millisecond)
 			victim := draw(1)[0]
 			l.without(victim)
 			alive := l.gone(victim)
