@@ -6,8 +6,10 @@ import (
 	"time"
 )
 
-// slidingLog keeps the instant of every admission of the last l.Window, and so counts the units of the last window.
-// (The "sliding window log" of the literature; Redis users know it as a sorted set.)
+// slidingLog counts the units (what a request costs) that were admitted in the last Limit.Window, by the instants of
+// their admissions. (The "sliding window log" of the literature; Redis users know it as a sorted set.) It has no fields:
+// each method works on a log, which is the state s of one key (logWords words) and the log's segments in the Arena a. A
+// copy is another node's log of the same key, which messages keep up to date.
 //
 // Words:
 //
@@ -31,14 +33,20 @@ import (
 //  3. ensureMemory adds a segment to the chain if the newest one has no room for another entry.
 //  4. charge writes the units there (add).
 //
+// Callers keep this order: advance before all methods but init, free and restore, at the same now; ensureMemory before
+// charge; wait only after a refusal.
+//
 // Copies get a log by snapshot and since, which write entries, and read it by restore and extend (readEntries). Units
 // are removed by expire, by refund, which takes the oldest first, and by takeAt, which takes those of a cancelled
 // reservation (hold.go). A log that no call touches keeps its segments until the store's sweep calls advance.
 //
-// A tick is the shortest for which the window and one tick more are at most 1<<31 ticks. Rounding makes an entry expire
-// late by less than a tick, and never early. convert, readEntries and join may each round it up once more. The grid of
-// a new log has the multiples of a tick. A log that was read from another process has that process's grid, until it is
-// empty or convert changes its ticks.
+// A tick is the shortest for which the window and one tick more are at most 1<<31 ticks. Entries that have not expired
+// are later than now − window, and newest is less than a tick after now. So all entries are less than 1<<31 ticks
+// apart, and no two instants have the same tick number.
+//
+// Rounding makes an entry expire late by less than a tick, and never early. convert, readEntries and join may each
+// round it up once more. In a new log, the instants of the grid are multiples of a tick. A log that was read from
+// another process has that process's grid, until the log is empty or convert changes its ticks.
 //
 // The cells of an entry are
 //
@@ -58,25 +66,28 @@ import (
 //
 // Invariants:
 //
+//   - Entries are in the order of their instants, on one grid. Neighbours may have the same instant, in several
+//     segments too.
+//   - A segment counts the units that are left in it, and the sum of these counts is logUnits. Only in the oldest
+//     segment do removed entries have cells left: those before firstCell.
 //   - All words of the state are zero when the log is empty.
-//   - All segments but the newest have an entry; the newest may have none, after ensureMemory or takeAt. If only one
-//     segment is left, it has one. The exception is an empty log between ensureMemory and charge, or Limits.trim, which
-//     frees the segment in the same decision.
-//   - Entries are in the order of their instants. Several neighbours may have the same one, in several segments too.
-//   - A segment counts the units that are left in it, and their sum is that of the log. Only in the oldest segment do
-//     removed entries have cells left: those before firstCell.
-//   - takeAt joins neighbours that fit into the first of them, from the segment before its change on, the newest
-//     segment aside (merge). So cancelled reservations leave at most about half of a log's cells without use.
-//   - Other files change a log by the methods of the interface counter (limits.go), since and extend, and takeAt only.
-//     With each change but the removal of the oldest units, they advance the state's position, which Mark reads
-//     (extend.go).
+//   - All segments but the newest have an entry. The newest may have none, after ensureMemory or takeAt; if it is the
+//     only one, it has one.
+//   - An exception to the last two: after ensureMemory, an empty log has one segment without entries. charge fills it,
+//     or Limits.trim frees it, in the same decision.
+//   - After a change, takeAt joins each segment, from the one before the change on, to the segment before it, if it
+//     fits there (merge). The newest segment stays. So cancelled reservations leave at most about half of a log's
+//     cells without use.
+//   - Other files change a log by the methods of the interface counter (limits.go), extend and takeAt only. After each
+//     change but the removal of the oldest units, they advance the state's position, a number of which a copy's Mark
+//     remembers the value (extend.go).
 type slidingLog struct{}
 
 const (
 	logNewest = iota // the newest instant
 	logUnits         // how many units the log has
-	logChain         // the Refs of the oldest and the newest segment, 32 bits each
-	logPlace         // the words of all segments, and firstCell, at which the oldest entry begins, 32 bits each
+	logChain         // the Ref of the oldest segment, and of the newest one, 32 bits each, the first in the upper half
+	logSizes         // the words of all segments, and firstCell, where the oldest entry begins, as in logChain
 	logWords
 )
 
@@ -84,14 +95,15 @@ const (
 	tickBits    = 31
 	tickMask    = 1<<tickBits - 1
 	moreFlag    = 1 << tickBits
-	longestTick = 1 << 24 // of MaxWindow, in nanoseconds
+	longestTick = 1 << 24 // the tick of MaxWindow, in nanoseconds
 )
 
 func (slidingLog) words(*Limit) int { return logWords }
 
 func (slidingLog) init(_ *Limit, s []uint64, _ Instant) { clear(s) }
 
-// tickShift is the logarithm of the length of a tick in nanoseconds.
+// tickShift is the logarithm of the length of a tick in nanoseconds. In this file << and >> bind more tightly than +
+// and −, as always in Go: window+1<<k is window+(1<<k).
 func (l *Limit) tickShift() int {
 	window := uint64(l.Window)
 	k := max(bits.Len64(window)-tickBits, 0)
@@ -101,15 +113,13 @@ func (l *Limit) tickShift() int {
 	return k
 }
 
-// In the next functions << and >> bind more tightly than + and −, as always in Go.
-
-// tickOf is the tick number of an instant. All instants of a grid have the same rest, which the number leaves out.
+// tickOf is the tick number of an instant. It drops the instant's remainder by a tick, which all of a grid share.
 func tickOf(instant int64, k int) uint32 { return uint32(instant>>k) & tickMask }
 
 // instantOf is the instant of an entry.
-func instantOf(s []uint64, tick uint32, k int) int64 {
+func instantOf(s []uint64, num uint32, k int) int64 {
 	newest := int64(s[logNewest])
-	return newest - int64((tickOf(newest, k)-tick)&tickMask)<<k
+	return newest - int64((tickOf(newest, k)-num)&tickMask)<<k
 }
 
 // roundUp is the first multiple of a tick that is not before an instant.
@@ -121,11 +131,12 @@ func earliestOf(newest int64, k int) int64 { return newest - tickMask<<k }
 // segment is a block of the log: two words of header, then entries.
 //
 // Word 0 holds the next segment's Ref (32 bits), the words of the block (16) and the cell at which the entries end
-// (16). Word 1 holds the number of units that are left in the segment.
+// (16; MaxBlock is small enough for it). Word 1 holds the number of units that are left in the segment.
 type segment []uint64
 
 const segmentHeader = 2
 
+// segmentAt returns the segment at a Ref. It reads the header first, which tells the length of the block.
 func segmentAt(a *Arena, ref Ref) segment {
 	return segment(a.Block(ref, segment(a.Block(ref, segmentHeader)).words()))
 }
@@ -155,12 +166,12 @@ func (g segment) set(i int, v uint32) {
 }
 
 // entry returns the entry that begins at cell i, and how many cells it has.
-func (g segment) entry(i int) (tick uint32, n int64, cells int) {
-	tick, n, cells = g.get(i), 1, 1
+func (g segment) entry(i int) (num uint32, n int64, cells int) {
+	num, n, cells = g.get(i), 1, 1
 	for end := g.end(); i+cells < end && g.get(i+cells)&moreFlag != 0; cells++ {
 		n += int64(g.get(i+cells)&tickMask) << (tickBits * (cells - 1))
 	}
-	return tick, n, cells
+	return num, n, cells
 }
 
 // setUnits gives n units to the entry at cell i. The entry keeps its cells, which must be at least cellsFor(n).
@@ -183,12 +194,12 @@ func cellsFor(n int64) int {
 	return 3
 }
 
-func (slidingLog) firstCell(s []uint64) int { return int(uint32(s[logPlace])) }
+func (slidingLog) firstCell(s []uint64) int { return int(uint32(s[logSizes])) }
 func (slidingLog) setFirstCell(s []uint64, cell int) {
-	s[logPlace] = s[logPlace]&^0xffff_ffff | uint64(cell)
+	s[logSizes] = s[logSizes]&^0xffff_ffff | uint64(cell)
 }
-func (slidingLog) chainWords(s []uint64) int          { return int(s[logPlace] >> 32) }
-func (slidingLog) addChainWords(s []uint64, more int) { s[logPlace] += uint64(more) << 32 }
+func (slidingLog) chainWords(s []uint64) int          { return int(s[logSizes] >> 32) }
+func (slidingLog) addChainWords(s []uint64, more int) { s[logSizes] += uint64(more) << 32 }
 
 func (slidingLog) firstSegment(s []uint64) Ref { return Ref(s[logChain] >> 32) }
 func (slidingLog) lastSegment(s []uint64) Ref  { return Ref(s[logChain]) }
@@ -254,8 +265,8 @@ func (c slidingLog) expire(l *Limit, a *Arena, s []uint64, k int, cutoff int64) 
 			}
 		}
 		for pos < g.end() {
-			tick, n, cells := g.entry(pos)
-			if instantOf(s, tick, k) > cutoff {
+			num, n, cells := g.entry(pos)
+			if instantOf(s, num, k) > cutoff {
 				c.setFirstCell(s, pos)
 				return
 			}
@@ -270,8 +281,9 @@ func (c slidingLog) expire(l *Limit, a *Arena, s []uint64, k int, cutoff int64) 
 func (slidingLog) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return int64(s[logUnits]) }
 
 func (c slidingLog) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
+	// So many units must expire. n is at most l.Limit, so the log has at least so many. There is room when the over-th
+	// oldest unit expires.
 	over := int64(s[logUnits]) + n - l.Limit
-	// n is at most l.Limit, so the log has at least as many units. There is room when the over-th oldest one expires.
 	return time.Duration(c.unitAt(a, s, l.tickShift(), over)-now.Mono) + l.Window
 }
 
@@ -300,7 +312,7 @@ func (c slidingLog) ensureMemory(l *Limit, a *Arena, s []uint64, n int64) bool {
 	words := min(max(4, 1<<(bits.Len(uint(2*c.chainWords(s)))/2)), MaxBlock)
 	switch {
 	case last != 0:
-	case l.Limit <= 2 && n <= 2:
+	case l.Limit <= 2 && n <= 2: // a copy may read more units than the limit, which can take 3 cells
 		words = segmentHeader + 1
 	case l.Limit == 5 || l.Limit == 6:
 		words = segmentHeader + 3
@@ -329,8 +341,8 @@ func (c slidingLog) charge(l *Limit, a *Arena, s []uint64, now Instant, n int64)
 }
 
 // add writes n units at an instant of the grid that is not before newest. (The first instant of a log makes the grid.)
-// Units of the newest instant join the newest entry, if it is in the newest segment. The joined entry grows by at most
-// cellsFor(n), so the room that ensureMemory has made is enough.
+// Units of the newest instant join the newest entry, if it is in the newest segment. That entry grows by at most
+// cellsFor of the units that join it, so the room that ensureMemory has made is enough.
 func (c slidingLog) add(a *Arena, s []uint64, instant int64, k int, n int64) {
 	g := segmentAt(a, c.lastSegment(s))
 	i := g.end()
@@ -381,7 +393,7 @@ func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) i
 }
 
 // convert gives the chain of s to t; the caller must clear s and not free it. If the ticks change, convert rounds each
-// entry's instant up to the new ones, in its place.
+// entry's instant up to the new grid, in its place. A longer window does not bring back what has expired.
 func (c slidingLog) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Limit, t []uint64) {
 	copy(t, s)
 	k, k2 := l.tickShift(), to.tickShift()
@@ -401,16 +413,17 @@ func (c slidingLog) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Lim
 	for ref := c.firstSegment(t); ref != 0; pos = 0 {
 		g := segmentAt(a, ref)
 		for pos < g.end() {
-			tick, _, cells := g.entry(pos)
-			instant := max(roundUp(instantOf(t, tick, k), k2), earliest)
+			num, _, cells := g.entry(pos)
+			instant := max(roundUp(instantOf(t, num, k), k2), earliest)
 			g.set(pos, tickOf(instant, k2))
 			pos += cells
 		}
 		ref = g.next()
 	}
-	t[logNewest] = uint64(newest)
+	t[logNewest] = uint64(newest) // last, because instantOf needs the former one
 }
 
+// snapshot writes all of a log that is not empty.
 func (c slidingLog) snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Instant) []byte {
 	dst = appendUint(dst, int64(s[logUnits]))
 	return c.entries(dst, l, a, s, now, 0)
@@ -430,24 +443,24 @@ func (c slidingLog) since(dst []byte, l *Limit, a *Arena, s []uint64, now Instan
 }
 
 // entries skips the `without` oldest units, and writes the others from the oldest to the newest; the log must have more
-// than `without`. It writes the age of the newest, the ticks from the first unit to the newest, and each entry's ticks
-// since the one before, with its units if there are several.
+// than `without`. It writes the age of the newest, the ticks from the first unit to the newest, and for each entry a
+// code: ticks<<1 for one unit, or ticks<<1|1 and the units. ticks are those since the entry before.
 func (c slidingLog) entries(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, without int64) []byte {
 	cur, newest := c.cursor(a, s, l.tickShift()), int64(s[logNewest])
 	cur.pass(without)
 	dst = appendInt(dst, now.Mono-newest)
 	dst = appendUint(dst, (newest-cur.instant)>>cur.k)
-	last, g, pos := tickOf(cur.instant, cur.k), cur.g, cur.pos
+	prev, g, pos := tickOf(cur.instant, cur.k), cur.g, cur.pos
 	_, skipped, _ := g.entry(pos)
 	skipped -= cur.n // units of the first entry that are not written
 	// The loop uses no cursor, which works out instants: with it, a snapshot would take 1.5 times as long.
 	for {
 		for pos < g.end() {
-			tick, n, cells := g.entry(pos)
+			num, n, cells := g.entry(pos)
 			n -= skipped
 			skipped = 0
-			ticks := int64((tick - last) & tickMask)
-			last, pos = tick, pos+cells
+			ticks := int64((num - prev) & tickMask)
+			prev, pos = num, pos+cells
 			if n == 1 {
 				dst = appendUint(dst, ticks<<1)
 				continue
@@ -471,10 +484,11 @@ func (c slidingLog) restore(l *Limit, a *Arena, s []uint64, now Instant, r *read
 }
 
 // extend reads what since wrote of another log, into a copy of that log. It drops the copy's oldest units until the
-// copy has only those that the log has besides the n newest, and then adds these n. That is right if, since the copy's
-// mark (Mark, extend.go), the log has lost only its oldest units, and units that it was charged after the mark. If it
-// has lost others, by takeAt, AppendSince sends a snapshot in place of this: GiveBack (hold.go), which calls takeAt,
-// begins a new generation of positions, and the mark is of the former one.
+// copy has only those that the log has besides the n newest, and then adds these n.
+//
+// That is right if, since the position that the copy's Mark remembers (extend.go), the log has lost only its oldest
+// units and units that were charged after that position. takeAt may remove others. GiveBack (hold.go), which calls
+// takeAt, therefore makes all former Marks invalid, and AppendSince then sends a snapshot instead.
 func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error {
 	units := r.uint(MaxLimit)
 	n := r.uint(units)
@@ -490,26 +504,27 @@ func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reade
 	return c.readEntries(l, a, s, now, r, n)
 }
 
-// readEntries adds what entries wrote, so many units, to the end of the log. An empty log takes over the writer's grid.
-// A log with entries keeps its own: there, an instant between two of the grid becomes the later one, an instant after
-// now becomes now, and an instant before newest, whose message took less time than the one before, becomes newest.
+// readEntries reads what entries wrote, and adds it to the end of the log; units is the number of all units in it. An
+// empty log takes over the writer's grid. A log with entries keeps its own grid: there, an instant between two of the
+// grid becomes the later one, an instant after now becomes now, and an instant before newest becomes newest. (Instants
+// are read as ages. If this message travelled faster than the one before, its units seem older than they are.)
 //
 // The error is ErrNoMemory or ErrSnapshot, which is also the reader's. After an error the log has a part of the units;
 // the caller must drop the copy.
 func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *reader, units int64) error {
 	k, empty := l.tickShift(), s[logUnits] == 0
-	age := r.int(2 * int64(MaxWindow))
+	age := r.int(2 * int64(MaxWindow)) // any unit that still counts is younger
 	if age < -longestTick {
 		return ErrSnapshot
 	}
 	newest := now.Mono - age
 	span := r.uint(tickMask)
 	for units > 0 && r.err == nil {
-		ticks, n := r.uint(tickMask<<1|1), int64(1)
-		if ticks&1 != 0 {
+		code, n := r.uint(tickMask<<1|1), int64(1)
+		if code&1 != 0 {
 			n = r.uint(units)
 		}
-		span -= ticks >> 1
+		span -= code >> 1
 		units -= n
 		if r.err != nil || n == 0 || span < 0 || units < 0 {
 			return ErrSnapshot
@@ -536,10 +551,12 @@ func (slidingLog) onTick(s []uint64, k int, instant int64) int64 {
 	return newest + roundUp(max(instant-newest, 0), k)
 }
 
-// join makes u the log that has, from each instant to now, the larger of the numbers of units that s and t have. t is
-// not empty. join passes the instants of both from the oldest on. At each, u gets n units: those by which the larger of
-// the two counts, from the instant to now, falls when the instant is passed. u has the grid of the side with the newest
-// entry. If the other side has another one, its entries are rounded up, and expire late by less than a tick.
+// join makes u the log that has, from each instant to now, the larger of the numbers of units that s and t have. So u
+// has room no sooner than either of them. t is not empty. join returns false if there is no memory.
+//
+// join passes the instants of both from the oldest on. At each, u gets n units: those by which the larger of the two
+// counts, from the instant to now, falls when the instant is passed. u has the grid of the side with the newest entry.
+// If the other side has another grid, its entries are rounded up, and expire late by less than a tick.
 func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	if s[logUnits] == 0 || int64(s[logNewest]) < int64(t[logNewest]) {
 		s, t = t, s
@@ -549,12 +566,12 @@ func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint6
 	// of the window can then lie before the grid. It gets earliest.
 	earliest := earliestOf(newest, k)
 	x, y := c.cursor(a, s, k), c.cursor(a, t, k)
-	mine, other := int64(s[logUnits]), int64(t[logUnits]) // units that have not been passed
+	inS, inT := int64(s[logUnits]), int64(t[logUnits]) // units that have not been passed
 	for x.n != 0 || y.n != 0 {
-		instant, before := min(x.instant, y.instant), max(mine, other)
-		mine -= x.passInstant(instant)
-		other -= y.passInstant(instant)
-		n := before - max(mine, other)
+		instant, before := min(x.instant, y.instant), max(inS, inT)
+		inS -= x.passInstant(instant)
+		inT -= y.passInstant(instant)
+		n := before - max(inS, inT)
 		if n == 0 {
 			continue
 		}
@@ -567,7 +584,7 @@ func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint6
 	return true
 }
 
-// horizon is longer than the window by the tick to which an instant is rounded up.
+// horizon is the longest time that a unit counts: the window, and the tick to which charge rounds up.
 func (slidingLog) horizon(l *Limit) time.Duration { return l.Window + 1<<l.tickShift() }
 
 // logCursor passes a log's entries from the oldest to the newest.
@@ -606,9 +623,9 @@ func (cur *logCursor) load() {
 		}
 		cur.nextSegment()
 	}
-	var tick uint32
-	tick, cur.n, cur.cells = cur.g.entry(cur.pos)
-	cur.instant = instantOf(cur.s, tick, cur.k)
+	var num uint32
+	num, cur.n, cur.cells = cur.g.entry(cur.pos)
+	cur.instant = instantOf(cur.s, num, cur.k)
 }
 
 // nextSegment goes to the beginning of the next segment, which must exist. It does not read an entry.
@@ -651,9 +668,9 @@ func (c slidingLog) unitAt(a *Arena, s []uint64, k int, i int64) int64 {
 		g, pos = segmentAt(a, g.next()), 0
 	}
 	for {
-		tick, n, cells := g.entry(pos)
+		num, n, cells := g.entry(pos)
 		if i <= n {
-			return instantOf(s, tick, k)
+			return instantOf(s, num, k)
 		}
 		i -= n
 		pos += cells
@@ -681,8 +698,9 @@ func (c slidingLog) find(a *Arena, s []uint64, k int, instant int64) (cur logCur
 	return cur, older, cur.instant < instant+1<<k
 }
 
-// takeAt takes up to n units from the entries at the instant of the oldest entry not before `instant`, if that is less
-// than a tick after `instant`. It returns how many it took.
+// takeAt takes up to n units that were charged at `instant`, and returns how many it took. charge rounded `instant` up
+// by less than a tick. So these units are at the instant of the oldest entry not before `instant`. If that entry is a
+// tick or more after it, they have left the log.
 func (c slidingLog) takeAt(a *Arena, s []uint64, k int, instant, n int64) (taken int64) {
 	cur, _, ok := c.find(a, s, k, instant)
 	if !ok {
