@@ -7,9 +7,10 @@ import (
 )
 
 // slidingLog counts the units (what a request costs) that were admitted in the last Limit.Window, by the instants of
-// their admissions. (The "sliding window log" of the literature; Redis users know it as a sorted set.) It has no fields:
-// each method works on a log, which is the state s of one key (logWords words) and the log's segments in the Arena a. A
-// copy is another node's log of the same key, which messages keep up to date.
+// their admissions. (The "sliding window log" of the literature; Redis users know it as a sorted set.)
+//
+// It has no fields: each method works on a log, which is the state s of one key (logWords words) and the log's segments
+// in the Arena a. A copy is another node's log of the same key, which messages keep up to date.
 //
 // Words:
 //
@@ -20,8 +21,8 @@ import (
 //	tick number  the lowest 31 bits of an instant in ticks (tickOf)
 //	entry        a tick number and the units at it, in 1 to 3 cells
 //	newest       the instant of the newest entry (logNewest)
-//	grid         the instants newest − i ticks, for i below 1<<31. All entries lie on it, so the tick number and newest
-//	             tell an entry's instant (instantOf)
+//	grid         the instants newest − i ticks, for i below 1<<31. All entries lie on it, so the tick number and
+//	             newest tell an entry's instant (instantOf)
 //	earliest     the first instant of the grid
 //	segment      a block of the Arena with entries
 //	chain        the segments of a log, each with the Ref of the next, from the oldest to the newest
@@ -42,7 +43,8 @@ import (
 //
 // A tick is the shortest for which the window and one tick more are at most 1<<31 ticks. Entries that have not expired
 // are later than now − window, and newest is less than a tick after now. So all entries are less than 1<<31 ticks
-// apart, and no two instants have the same tick number.
+// apart, and no two instants have the same tick number. (Longer ticks of a former window may have put newest further
+// after now. convert and join then move entries that are before the grid to earliest.)
 //
 // Rounding makes an entry expire late by less than a tick, and never early. convert, readEntries and join may each
 // round it up once more. In a new log, the instants of the grid are multiples of a tick. A log that was read from
@@ -59,10 +61,10 @@ import (
 //
 // An admission takes constant time, now and then with a new segment. Expiry takes a step for each entry, or for each
 // segment of which all entries have expired. A refusal passes the segments and the entries of one (unitAt): a log of n
-// units has about sqrt(n) segments. takeAt moves entries within the segments that have its instant, usually one, and
-// passes the segments behind them (merge). With headers, room left in segments and pages, and the Arena's tables, a
-// full log of single units takes, for each of them, 8.1 bytes when its limit is 5, 5.9 at 100, 4.7 at 1000, 4.3 at
-// 10,000, 4.1 at 100,000 and beyond (TestLogMemory); besides the words of the state.
+// units has about sqrt(n) segments, until they reach MaxBlock. takeAt moves entries within the segments that have its
+// instant, usually one, and passes the segments behind them (merge). With headers, room left in segments and pages, and
+// the Arena's tables, a full log of single units takes, for each of them, 8.1 bytes when its limit is 5, 5.9 at 100,
+// 4.7 at 1000, 4.3 at 10,000, 4.1 at 100,000 and beyond (TestLogMemory); besides the words of the state.
 //
 // Invariants:
 //
@@ -71,16 +73,25 @@ import (
 //   - A segment counts the units that are left in it, and the sum of these counts is logUnits. Only in the oldest
 //     segment do removed entries have cells left: those before firstCell.
 //   - All words of the state are zero when the log is empty.
-//   - All segments but the newest have an entry. The newest may have none, after ensureMemory or takeAt; if it is the
-//     only one, it has one.
+//   - All segments but the newest have an entry. The newest may have none, after ensureMemory or takeAt, but a segment
+//     that is the only one has an entry.
 //   - An exception to the last two: after ensureMemory, an empty log has one segment without entries. charge fills it,
 //     or Limits.trim frees it, in the same decision.
 //   - After a change, takeAt joins each segment, from the one before the change on, to the segment before it, if it
 //     fits there (merge). The newest segment stays. So cancelled reservations leave at most about half of a log's
 //     cells without use.
 //   - Other files change a log by the methods of the interface counter (limits.go), extend and takeAt only. After each
-//     change but the removal of the oldest units, they advance the state's position, a number of which a copy's Mark
-//     remembers the value (extend.go).
+//     change but the removal of the oldest units, those files advance the state's position. (That number is not among
+//     these words. A copy's Mark remembers its value: extend.go.)
+//
+// To change the sizes of segments: only ensureMemory chooses them. A segment needs room for cellsFor(n) cells, has at
+// most MaxBlock words, and its end, in cells, must fit into 16 bits. The bytes above and merge's half depend on sizes.
+//
+// To change the cells of an entry: entry, setUnits, cellsFor and add know them, and expire, find and convert use that
+// the first one is the tick number. Messages do not depend on them.
+//
+// TestAgainstOracle and TestLongLogs compare decisions with a reference, TestGiveBack cancels, TestReplicaLate and
+// TestMark copies, TestJoinLattice joins, TestLogMemory and TestLogAfterCancels sizes, TestTick the grid.
 type slidingLog struct{}
 
 const (
@@ -127,6 +138,13 @@ func roundUp(instant int64, k int) int64 { return (instant + 1<<k - 1) >> k << k
 
 // earliestOf is the first instant of the grid of a newest instant.
 func earliestOf(newest int64, k int) int64 { return newest - tickMask<<k }
+
+// onTick is the first instant of the grid, continued beyond newest, that is neither before an instant nor before
+// newest. The log must not be empty.
+func (slidingLog) onTick(s []uint64, k int, instant int64) int64 {
+	newest := int64(s[logNewest])
+	return newest + roundUp(max(instant-newest, 0), k)
+}
 
 // segment is a block of the log: two words of header, then entries.
 //
@@ -274,17 +292,35 @@ func (c slidingLog) expire(l *Limit, a *Arena, s []uint64, k int, cutoff int64) 
 			g[1] -= uint64(n)
 			s[logUnits] -= uint64(n)
 		}
-		c.dropSegment(a, s, g)
+		c.dropSegment(a, s, g) // another one follows, because newest has not expired
 	}
 }
 
 func (slidingLog) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return int64(s[logUnits]) }
 
 func (c slidingLog) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
-	// So many units must expire. n is at most l.Limit, so the log has at least so many. There is room when the over-th
-	// oldest unit expires.
+	// over units must expire. n is at most l.Limit, so the log has at least over. There is room when the over-th oldest
+	// expires.
 	over := int64(s[logUnits]) + n - l.Limit
 	return time.Duration(c.unitAt(a, s, l.tickShift(), over)-now.Mono) + l.Window
+}
+
+// unitAt is the instant of the i-th oldest unit, counted from 1. It uses no cursor: with a cursor, a refusal would take
+// 1.5 times as long.
+func (c slidingLog) unitAt(a *Arena, s []uint64, k int, i int64) int64 {
+	g, pos := segmentAt(a, c.firstSegment(s)), c.firstCell(s)
+	for i > int64(g[1]) {
+		i -= int64(g[1])
+		g, pos = segmentAt(a, g.next()), 0
+	}
+	for {
+		num, n, cells := g.entry(pos)
+		if i <= n {
+			return instantOf(s, num, k)
+		}
+		i -= n
+		pos += cells
+	}
 }
 
 func (slidingLog) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
@@ -293,6 +329,9 @@ func (slidingLog) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.D
 	}
 	return time.Duration(int64(s[logNewest])-now.Mono) + l.Window
 }
+
+// horizon is the longest time that a unit counts after charge: the window, and the tick to which charge rounds up.
+func (slidingLog) horizon(l *Limit) time.Duration { return l.Window + 1<<l.tickShift() }
 
 // ensureMemory makes sure that the newest segment has room for what charge may write; n is at least 1. The first
 // segment of an empty log has
@@ -311,7 +350,7 @@ func (c slidingLog) ensureMemory(l *Limit, a *Arena, s []uint64, n int64) bool {
 	}
 	words := min(max(4, 1<<(bits.Len(uint(2*c.chainWords(s)))/2)), MaxBlock)
 	switch {
-	case last != 0:
+	case last != 0: // a later segment
 	case l.Limit <= 2 && n <= 2: // a copy may read more units than the limit, which can take 3 cells
 		words = segmentHeader + 1
 	case l.Limit == 5 || l.Limit == 6:
@@ -393,7 +432,8 @@ func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) i
 }
 
 // convert gives the chain of s to t; the caller must clear s and not free it. If the ticks change, convert rounds each
-// entry's instant up to the new grid, in its place. A longer window does not bring back what has expired.
+// entry's instant up to the new grid, in its place. If they do not, the next advance removes what a shorter window does
+// not hold. A longer window does not bring back what has expired.
 func (c slidingLog) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Limit, t []uint64) {
 	copy(t, s)
 	k, k2 := l.tickShift(), to.tickShift()
@@ -406,8 +446,8 @@ func (c slidingLog) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Lim
 		return
 	}
 	newest := roundUp(int64(t[logNewest]), k2)
-	// Longer ticks may have put newest further after now than the new ones would. An entry near the end of the window
-	// can then lie before the new grid. It gets earliest.
+	// Longer ticks may have put newest further after now than the new ones would. An entry that is about to expire can
+	// then lie before the new grid. It gets earliest.
 	earliest := earliestOf(newest, k2)
 	pos := c.firstCell(t)
 	for ref := c.firstSegment(t); ref != 0; pos = 0 {
@@ -506,8 +546,9 @@ func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reade
 
 // readEntries reads what entries wrote, and adds it to the end of the log; units is the number of all units in it. An
 // empty log takes over the writer's grid. A log with entries keeps its own grid: there, an instant between two of the
-// grid becomes the later one, an instant after now becomes now, and an instant before newest becomes newest. (Instants
-// are read as ages. If this message travelled faster than the one before, its units seem older than they are.)
+// grid becomes the later one, an instant after now becomes now, and an instant before newest becomes newest. (Ages are
+// of the time of writing, so units seem younger by the message's travel. Those of a message that travelled faster than
+// the one before can seem older than its units.)
 //
 // The error is ErrNoMemory or ErrSnapshot, which is also the reader's. After an error the log has a part of the units;
 // the caller must drop the copy.
@@ -544,29 +585,24 @@ func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *
 	return r.err
 }
 
-// onTick is the first instant of the grid, continued beyond newest, that is neither before an instant nor before
-// newest. The log must not be empty.
-func (slidingLog) onTick(s []uint64, k int, instant int64) int64 {
-	newest := int64(s[logNewest])
-	return newest + roundUp(max(instant-newest, 0), k)
-}
-
 // join makes u the log that has, from each instant to now, the larger of the numbers of units that s and t have. So u
-// has room no sooner than either of them. t is not empty. join returns false if there is no memory.
+// has room no sooner than either of them. t is not empty, and u is. join returns false if there is no memory; u then
+// has a part of the units.
 //
-// join passes the instants of both from the oldest on. At each, u gets n units: those by which the larger of the two
-// counts, from the instant to now, falls when the instant is passed. u has the grid of the side with the newest entry.
-// If the other side has another grid, its entries are rounded up, and expire late by less than a tick.
+// join passes the instants of both from the oldest on. inS and inT count the units that have not been passed. If
+// passing an instant makes the larger of the two smaller by n, u gets n units there. u has the grid of the side with
+// the newest entry. If the other side has another grid, its entries are rounded up, and expire late by less than a
+// tick.
 func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	if s[logUnits] == 0 || int64(s[logNewest]) < int64(t[logNewest]) {
 		s, t = t, s
 	}
 	k, newest := l.tickShift(), int64(s[logNewest])
-	// Longer ticks, of a former window, may have put newest further after now than these would. An entry near the end
-	// of the window can then lie before the grid. It gets earliest.
+	// Longer ticks, of a former window, may have put newest further after now than these would. An entry that is about
+	// to expire can then lie before the grid. It gets earliest.
 	earliest := earliestOf(newest, k)
 	x, y := c.cursor(a, s, k), c.cursor(a, t, k)
-	inS, inT := int64(s[logUnits]), int64(t[logUnits]) // units that have not been passed
+	inS, inT := int64(s[logUnits]), int64(t[logUnits])
 	for x.n != 0 || y.n != 0 {
 		instant, before := min(x.instant, y.instant), max(inS, inT)
 		inS -= x.passInstant(instant)
@@ -583,9 +619,6 @@ func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint6
 	}
 	return true
 }
-
-// horizon is the longest time that a unit counts: the window, and the tick to which charge rounds up.
-func (slidingLog) horizon(l *Limit) time.Duration { return l.Window + 1<<l.tickShift() }
 
 // logCursor passes a log's entries from the oldest to the newest.
 type logCursor struct {
@@ -659,26 +692,8 @@ func (cur *logCursor) passInstant(instant int64) (n int64) {
 	return n
 }
 
-// unitAt is the instant of the i-th oldest unit, counted from 1. It uses no cursor: with a cursor, a refusal would take
-// 1.5 times as long.
-func (c slidingLog) unitAt(a *Arena, s []uint64, k int, i int64) int64 {
-	g, pos := segmentAt(a, c.firstSegment(s)), c.firstCell(s)
-	for i > int64(g[1]) {
-		i -= int64(g[1])
-		g, pos = segmentAt(a, g.next()), 0
-	}
-	for {
-		num, n, cells := g.entry(pos)
-		if i <= n {
-			return instantOf(s, num, k)
-		}
-		i -= n
-		pos += cells
-	}
-}
-
-// find returns a cursor at the oldest entry that is not before an instant, and how many units are older. ok is false if
-// there is no such entry less than a tick after the instant.
+// find returns a cursor at the oldest entry that is not before an instant, and how many units are older, which
+// AppendHolds (hold.go) tells. ok is false if there is no such entry less than a tick after the instant.
 func (c slidingLog) find(a *Arena, s []uint64, k int, instant int64) (cur logCursor, older int64, ok bool) {
 	if s[logUnits] == 0 || instant > int64(s[logNewest]) {
 		return cur, 0, false
@@ -700,7 +715,7 @@ func (c slidingLog) find(a *Arena, s []uint64, k int, instant int64) (cur logCur
 
 // takeAt takes up to n units that were charged at `instant`, and returns how many it took. charge rounded `instant` up
 // by less than a tick. So these units are at the instant of the oldest entry not before `instant`. If that entry is a
-// tick or more after it, they have left the log.
+// tick or more after it, takeAt takes nothing: the units have left the log, or they were rounded up once more.
 func (c slidingLog) takeAt(a *Arena, s []uint64, k int, instant, n int64) (taken int64) {
 	cur, _, ok := c.find(a, s, k, instant)
 	if !ok {
@@ -734,7 +749,7 @@ func (c slidingLog) takeAt(a *Arena, s []uint64, k int, instant, n int64) (taken
 	}
 	c.merge(a, s, first)
 	c.dropEmpty(a, s)
-	s[logNewest] = uint64(c.unitAt(a, s, k, int64(s[logUnits])))
+	s[logNewest] = uint64(c.unitAt(a, s, k, int64(s[logUnits]))) // unitAt needs the former one, which has the same grid
 	return taken
 }
 
