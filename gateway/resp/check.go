@@ -154,7 +154,7 @@ func (c *conn) answer(s *scratch, p *pending, r *limit.Result) {
 	case failed:
 		c.fail(s, "ERR", e.Error())
 	case r.FailedClosed:
-		c.fail(s, "TRYAGAIN", "the node that decides for this key cannot be asked, and the policy's on_error is closed")
+		c.fail(s, "TRYAGAIN", "the node that decides for this key cannot be asked, and the policy's on_error refuses")
 	case p.throttle != nil:
 		s.out = appendThrottle(s.out, p, &r.Decision)
 	default:

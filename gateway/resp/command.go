@@ -192,7 +192,7 @@ func (c *conn) authenticate(s *scratch, user, token string) bool {
 
 // hello carries out HELLO [protover [AUTH username password] [SETNAME name]].
 func (c *conn) hello(s *scratch, args []string) {
-	proto, name, named := c.proto, "", false
+	proto, name := c.proto, c.name
 	var user, token string
 	login := false
 	if len(args) > 1 {
@@ -212,25 +212,21 @@ func (c *conn) hello(s *scratch, args []string) {
 				user, token, login = rest[1], rest[2], true
 				rest = rest[3:]
 			case option == "setname" && len(rest) > 1:
-				name, named = rest[1], true
-				rest = rest[2:]
+				name, rest = rest[1], rest[2:]
 			default:
 				c.fail(s, "ERR", "Syntax error in HELLO option '"+shortened(rest[0], 128)+"'")
 				return
 			}
 		}
 	}
-	if login && !c.authenticate(s, user, token) {
+	if !c.plainName(s, name) || login && !c.authenticate(s, user, token) {
 		return
 	}
 	if !c.isAuthenticated() {
 		c.fail(s, "NOAUTH", "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time")
 		return
 	}
-	if named && !c.setName(s, name) {
-		return
-	}
-	c.proto = proto
+	c.proto, c.name = proto, strings.Clone(name) // so that the round's text is not kept
 	b := appendMap(s.out, proto, 7)
 	b = appendBulk(appendBulk(b, "server"), "redis") // some clients require this name
 	b = appendBulk(appendBulk(b, "version"), redisVersion)
@@ -244,13 +240,12 @@ func (c *conn) hello(s *scratch, args []string) {
 // maxName bounds the name of a connection, of a library and of its version, in bytes.
 const maxName = 128
 
-// setName names the connection. It returns false when it has answered with an error.
-func (c *conn) setName(s *scratch, name string) bool {
+// plainName says whether a connection may have a name. It returns false when it has answered with an error.
+func (c *conn) plainName(s *scratch, name string) bool {
 	if !isPlain(name) {
 		c.fail(s, "ERR", "Client names cannot contain spaces, newlines or special characters.")
 		return false
 	}
-	c.name = strings.Clone(name) // so that the round's text is not kept
 	return true
 }
 
@@ -269,7 +264,8 @@ func (c *conn) client(s *scratch, args []string) {
 	case what == "getname" && len(args) == 2:
 		s.out = appendBulk(s.out, c.name)
 	case what == "setname" && len(args) == 3:
-		if c.setName(s, args[2]) {
+		if c.plainName(s, args[2]) {
+			c.name = strings.Clone(args[2])
 			c.ok(s)
 		}
 	case what == "setinfo" && len(args) == 4:

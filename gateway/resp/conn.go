@@ -224,7 +224,6 @@ func (c *conn) draining() (begun, over bool) {
 // linger ends the connection in a way that lets the caller receive all that was written.
 func (c *conn) linger() {
 	if s, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		_ = c.SetWriteDeadline(time.Now().Add(lingerTime)) // for TLS; an error returns with CloseWrite
 		if s.CloseWrite() != nil {
 			return
 		}
@@ -233,7 +232,7 @@ func (c *conn) linger() {
 		c.raw.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
 		return
 	}
-	_, _ = io.CopyN(io.Discard, c.raw, lingerBytes) // until nothing comes for lingerTime
+	_, _ = io.CopyN(io.Discard, c.raw, lingerBytes) // until lingerTime has passed
 }
 
 // round runs the commands that have come, at most maxRound, and writes their answers. more says that buf may have

@@ -368,6 +368,8 @@ func TestAuthentication(t *testing.T) {
 		{"AUTH secret-of-web\nAUTH nonsense\n" + throttle, "+OK\r\n" + wrong + passed},
 		{"AUTH secret-of-web\nRESET\n" + throttle, "+OK\r\n+RESET\r\n" + noAuth},
 		{"HELLO 2 AUTH web nonsense\n" + throttle, wrong + noAuth},
+		{"HELLO 3 AUTH web secret-of-web SETNAME 'a b'\n" + throttle,
+			"-ERR Client names cannot contain spaces, newlines or special characters.\r\n" + noAuth},
 		{"HELLO 3 AUTH default secret-of-web SETNAME me\nCLIENT GETNAME\n", "%7\r\n…"},
 		{"AUTH secret-of-web\nWEIR.CHECK other k\n", "+OK\r\n-NOPERM policy: web may not use the policy…"},
 		{"AUTH secret-of-eye\n" + throttle, "+OK\r\n-NOPERM eye does not have the role check\r\n"},

@@ -84,7 +84,7 @@ const maxField = 999_999_999_999_999
 //
 // A policy with several limits has a list member for each: the first under the policy's name, the others under name/2,
 // name/3 and so on. These are distinct, as they must be, and never the name of another policy, because names have no
-// slash.
+// slash. A ban refuses whatever a limit has left, so that under it all members have r and t of the decision.
 //
 // Set writes the values into buf, and returns it for the next call; buf may be nil.
 func Set(h http.Header, buf []byte, d *limit.Decision) []byte {
@@ -109,6 +109,9 @@ func Set(h http.Header, buf []byte, d *limit.Decision) []byte {
 		b = appendInt(appendMember(b, d.Policy, i), ";q=", fieldInt(l.Limit))
 		if l.Window > 0 {
 			b = appendInt(b, ";w=", RoundUp(l.Window, time.Second))
+		}
+		if d.Banned {
+			l = &tightest
 		}
 		rest = appendInt(appendMember(rest, d.Policy, i), ";r=", fieldInt(l.Remaining))
 		if t := resetSeconds(d, l); t > 0 {

@@ -48,6 +48,12 @@ func TestQuotaFields(t *testing.T) {
 		{Limit: 10, Window: time.Second, RetryAfter: 300 * time.Millisecond, ResetAfter: time.Second},
 		{Limit: 1000, Window: time.Hour, Remaining: 900, ResetAfter: 59 * time.Minute},
 	}
+	banned := severalRefused
+	banned.Banned, banned.RetryAfter, banned.ResetAfter = true, 5*time.Minute, 5*time.Minute
+	banned.Limits = []limit.LimitStatus{
+		{Limit: 10, Window: time.Second, Remaining: 10},
+		{Limit: 1000, Window: time.Hour, Remaining: 900, ResetAfter: 59 * time.Minute},
+	}
 	for _, tt := range []struct {
 		name     string
 		decision limit.Decision
@@ -85,6 +91,8 @@ func TestQuotaFields(t *testing.T) {
 			"10", "3", "1"}},
 		{"several, refused", severalRefused,
 			[5]string{`"api";q=10;w=1, "api/2";q=1000;w=3600`, `"api";r=0;t=1, "api/2";r=900`, "10", "0", "1"}},
+		{"several, banned", banned,
+			[5]string{`"api";q=10;w=1, "api/2";q=1000;w=3600`, `"api";r=0;t=300, "api/2";r=0;t=300`, "10", "0", "300"}},
 		{"a name that no policy has", limit.Decision{Policy: "a\"b\\c\r\nX: yä", Allowed: true, Limit: 1, Remaining: 1},
 			[5]string{`"a\"b\\cX: y";q=1`, `"a\"b\\cX: y";r=1`, "1", "1", "0"}},
 	} {
