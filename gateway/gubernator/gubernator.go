@@ -187,7 +187,7 @@ func (c *call) reset(out *pb.RateLimitResp, r *pb.RateLimitReq, rule *rule, targ
 		return false, nil
 	}
 	out.Limit, out.Remaining = r.GetLimit(), r.GetLimit()
-	c.owner(out, rule, r.GetUniqueKey())
+	c.owner(out, rule, target.Key)
 	return true, nil
 }
 
@@ -217,7 +217,7 @@ func (c *call) decide() error {
 				"' cannot be asked"
 		default:
 			o.rule.answer(o.request, out, &c.batch.Checks[j], &result.Decision, c.now)
-			c.owner(out, o.rule, o.request.GetUniqueKey())
+			c.owner(out, o.rule, c.batch.Checks[j].Key)
 		}
 	}
 	c.batch.Reset()

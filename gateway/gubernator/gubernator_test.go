@@ -235,6 +235,23 @@ func TestRules(t *testing.T) {
 	expect.True(t, other.limit.Limit == 11 && other.hash == first.hash, "another limit is not the same state")
 }
 
+// TestOwnerOfALongKey: it is the owner of the key under which a long unique_key is counted.
+func TestOwnerOfALongKey(t *testing.T) {
+	b := newBench(t)
+	var asked []uint64
+	b.cfg.Owner = func(context.Context) func(uint64) string {
+		return func(hash uint64) string { asked = append(asked, hash); return "" }
+	}
+	in := request(token, 10, 1000)
+	in.UniqueKey = strings.Repeat("k", limit.MaxKey+1)
+	b.ask(in)
+	in.Behavior = pb.Behavior_RESET_REMAINING
+	b.ask(in)
+	in.Behavior, in.UniqueKey = 0, limit.KeyOf(in.UniqueKey)
+	b.ask(in)
+	expect.True(t, len(asked) == 3 && asked[0] == asked[2] && asked[1] == asked[2], "%x", asked)
+}
+
 // BenchmarkGetRateLimits decides calls of 100 requests, decoding and encoding included.
 func BenchmarkGetRateLimits(b *testing.B) {
 	server := newBench(b)
