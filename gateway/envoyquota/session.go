@@ -92,11 +92,12 @@ func (s *session) answer(ctx context.Context, order []*entry) *quotav3.RateLimit
 	out := new(quotav3.RateLimitQuotaResponse)
 	now := s.service.cfg.Now()
 	var errands []errand
+	var unassigned []limit.Check // all charged at once: an owner's answer is of use for askMost
 	for _, e := range order {
 		u := *e.told
 		e.told = nil
 		if excess := e.report(now, u); excess > 0 {
-			s.service.charge(ctx, &e.target, excess)
+			unassigned = append(unassigned, limit.Check{Target: e.target, Cost: excess, Always: true})
 		}
 		s.service.count.allowed.Add(float64(u.allowed))
 		s.service.count.denied.Add(float64(u.denied))
@@ -108,6 +109,9 @@ func (s *session) answer(ctx context.Context, order []*entry) *quotav3.RateLimit
 		if l != nil {
 			errands = append(errands, errand{task{b: &e.bucket, l: l, asks: true}, e, e.quota(l, now, true)})
 		}
+	}
+	for some := range slices.Chunk(unassigned, limit.MaxBatch) {
+		s.service.charge(ctx, some)
 	}
 	for some := range slices.Chunk(errands, limit.MaxBatch) {
 		s.ask(ctx, out, some)
