@@ -116,7 +116,7 @@ func (s *session) answer(ctx context.Context, order []*entry) *quotav3.RateLimit
 	for some := range slices.Chunk(errands, limit.MaxBatch) {
 		s.ask(ctx, out, some)
 	}
-	s.forget()
+	s.forget(order)
 	if len(out.BucketAction) == 0 {
 		return nil
 	}
@@ -184,13 +184,13 @@ func (s *session) entry(id *quotav3.BucketId) *entry {
 	return e
 }
 
-// forget deletes abandoned buckets.
-func (s *session) forget() {
-	for name, e := range s.buckets {
+// forget deletes the abandoned ones of the reported buckets. Others have not changed.
+func (s *session) forget(order []*entry) {
+	for _, e := range order {
 		if e.done() {
 			s.service.cfg.Kept.Give(e.bytes)
 			s.service.count.buckets.Dec()
-			delete(s.buckets, name)
+			delete(s.buckets, string(appendID(nil, e.id)))
 		}
 	}
 }
