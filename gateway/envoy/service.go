@@ -198,9 +198,11 @@ func (s *Service) ask(ctx context.Context, all []asked) error {
 			a.status = &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK,
 				LimitRemaining: math.MaxUint32}
 			s.cfg.Count(a.metric, WithinLimit, uint64(max(a.hits, 0)))
-		case a.charge == chargeAllOrNone && a.hits > 0:
+		// A limit in shadow_mode or quota_mode that is used up would keep the others from being charged for a request
+		// that it does not refuse.
+		case a.charge == chargeAllOrNone && a.hits > 0 && !a.shadow && !a.quota:
 			together = append(together, a)
-		case a.charge == chargeIndependent && a.hits > 0 && a.zero():
+		case a.charge != chargeAlways && a.hits > 0 && a.zero():
 			s.refuse(a)
 		default:
 			each = append(each, a)
@@ -285,10 +287,7 @@ func (s *Service) askTogether(ctx context.Context, list []*asked) error {
 }
 
 // refuse sets the status of a limit of 0 without asking its owner.
-func (s *Service) refuse(a *asked) {
-	s.conclude(a, &limit.Decision{Limit: 1})
-	a.over = true
-}
+func (s *Service) refuse(a *asked) { s.conclude(a, &limit.Decision{Limit: 1}) }
 
 // conclude sets the status of a descriptor from a decision.
 func (s *Service) conclude(a *asked, d *limit.Decision) {

@@ -440,6 +440,28 @@ func TestCharge(t *testing.T) {
 	}
 }
 
+// TestChargeOfModes: a limit in shadow_mode or quota_mode that is used up keeps no other limit from being charged, and
+// one of 0 in shadow_mode refuses nothing.
+func TestChargeOfModes(t *testing.T) {
+	for _, charge := range chargeWords {
+		b := newBench(t, "domain: d\ncharge: "+charge+`
+descriptors:
+  - {key: shadow, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 0}}
+  - {key: a, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 1}}
+  - {key: b, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: minute, rate_limit: {unit: minute, requests_per_unit: 3}}
+`)
+		for i := range 4 {
+			code := []ratelimitv3.RateLimitResponse_Code{ok, ok, ok, over}[i]
+			out := b.ask(1, entriesOf("shadow", "u"), entriesOf("minute", "u"))
+			expect.Equal(t, out.OverallCode, code, "%s, request %d beside a shadow: %v", charge, i+1, out)
+			out = b.ask(1, entriesOf("a", "u"), entriesOf("b", "u"))
+			expect.Equal(t, out.OverallCode, code, "%s, request %d of two quotas: %v", charge, i+1, out)
+		}
+		expect.Equal(t, b.hits["d.shadow shadow_mode"], 4, "%s: %v", charge, b.hits)
+	}
+}
+
 // TestJSON. The reference's /json: 200 within, 429 over, 400 for what cannot be read or is an error of the service.
 func TestJSON(t *testing.T) {
 	b := newBench(t, limits)

@@ -127,16 +127,19 @@ func (s *Service) open(caller string) *session {
 }
 
 // charge charges units that were admitted without an assignment.
-func (s *Service) charge(ctx context.Context, t *limit.Target, units int64) {
-	results, err := s.cfg.Service.Check(ctx, []limit.Check{{Target: *t, Cost: units, Always: true}})
-	if err == nil {
-		err = results[0].Err
+func (s *Service) charge(ctx context.Context, checks []limit.Check) {
+	results, err := s.cfg.Service.Check(ctx, checks)
+	for i := range checks {
+		failure := err
+		if err == nil {
+			failure = results[i].Err
+		}
+		if failure != nil {
+			s.failed(&checks[i].Target, failure)
+		} else {
+			s.count.unassigned.Add(float64(checks[i].Cost))
+		}
 	}
-	if err != nil {
-		s.failed(t, err)
-		return
-	}
-	s.count.unassigned.Add(float64(units))
 }
 
 // failed counts an error of the owner, and logs at most one a minute.

@@ -142,6 +142,32 @@ func TestUnlimited(t *testing.T) {
 	}
 }
 
+// far is a Service that is 50 ms away.
+type far struct {
+	limit.Service
+	w *world
+}
+
+func (f far) Check(ctx context.Context, checks []limit.Check) ([]limit.Result, error) {
+	f.w.now.Add(int64(50 * time.Millisecond))
+	return f.Service.Check(ctx, checks)
+}
+
+// TestChargedTogether: a data plane that has many buckets without assignments, as after a restart of its node, gets all
+// of these by its first report.
+func TestChargedTogether(t *testing.T) {
+	w := newWorld(t, 1, windowPolicy)
+	w.service.cfg.Service = far{w.limiter, w}
+	var all []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage
+	for i := range 100 {
+		all = append(all, report(fmt.Sprint(i), 7, 0))
+	}
+	out, err := w.service.open("").handle(t.Context(), reports("edge", all...))
+	charged := testutil.ToFloat64(w.service.count.unassigned)
+	expect.True(t, err == nil && len(out.GetBucketAction()) == 200 && charged == 700, "%v, %d actions, %v charged", err,
+		len(out.GetBucketAction()), charged)
+}
+
 // refuser lends nothing: what a bucket takes is what is kept of it.
 type refuser struct{}
 

@@ -92,11 +92,12 @@ func (s *session) answer(ctx context.Context, order []*entry) *quotav3.RateLimit
 	out := new(quotav3.RateLimitQuotaResponse)
 	now := s.service.cfg.Now()
 	var errands []errand
+	var unassigned []limit.Check // all charged at once: an owner's answer is of use for askMost
 	for _, e := range order {
 		u := *e.told
 		e.told = nil
 		if excess := e.report(now, u); excess > 0 {
-			s.service.charge(ctx, &e.target, excess)
+			unassigned = append(unassigned, limit.Check{Target: e.target, Cost: excess, Always: true})
 		}
 		s.service.count.allowed.Add(float64(u.allowed))
 		s.service.count.denied.Add(float64(u.denied))
@@ -109,10 +110,13 @@ func (s *session) answer(ctx context.Context, order []*entry) *quotav3.RateLimit
 			errands = append(errands, errand{task{b: &e.bucket, l: l, asks: true}, e, e.quota(l, now, true)})
 		}
 	}
+	for some := range slices.Chunk(unassigned, limit.MaxBatch) {
+		s.service.charge(ctx, some)
+	}
 	for some := range slices.Chunk(errands, limit.MaxBatch) {
 		s.ask(ctx, out, some)
 	}
-	s.forget()
+	s.forget(order)
 	if len(out.BucketAction) == 0 {
 		return nil
 	}
@@ -180,13 +184,13 @@ func (s *session) entry(id *quotav3.BucketId) *entry {
 	return e
 }
 
-// forget deletes abandoned buckets.
-func (s *session) forget() {
-	for name, e := range s.buckets {
+// forget deletes the abandoned ones of the reported buckets. Others have not changed.
+func (s *session) forget(order []*entry) {
+	for _, e := range order {
 		if e.done() {
 			s.service.cfg.Kept.Give(e.bytes)
 			s.service.count.buckets.Dec()
-			delete(s.buckets, name)
+			delete(s.buckets, string(appendID(nil, e.id)))
 		}
 	}
 }

@@ -93,7 +93,7 @@ type call struct {
 	last    *rule // of lastKey; nil: none yet
 }
 
-// item is one request that needs a decision.
+// item is one request that waits for a decision.
 type item struct {
 	request *pb.RateLimitReq
 	rule    *rule
@@ -133,19 +133,12 @@ func (c *call) all(requests []*pb.RateLimitReq) error {
 	return c.decide()
 }
 
-// take answers a request that needs no decision, and adds the check of any other to the batch.
+// take answers a request with a mistake, and adds the check of any other to the batch.
 func (c *call) take(i int, r *pb.RateLimitReq) error {
 	out := c.out[i]
 	rule, wrong := c.ruleOf(r)
-	switch {
-	case wrong != "":
+	if wrong != "" {
 		out.Error = wrong
-		return nil
-	case rule.limit.Limit == 0:
-		rule.nothing(r, out, c.now)
-		return nil
-	case rule.momentary:
-		rule.moment(r, out, c.now)
 		return nil
 	}
 	target := limit.Target{Limit: &rule.limit, Namespace: rule.namespace, Key: limit.KeyOf(r.GetUniqueKey())}
@@ -154,7 +147,10 @@ func (c *call) take(i int, r *pb.RateLimitReq) error {
 			return err
 		}
 	}
-	check := limit.Check{Target: target, Cost: max(min(r.GetHits(), algo.MaxLimit), -algo.MaxLimit)}
+	check := limit.Check{Target: target}
+	if !rule.zero && !rule.momentary { // where nothing is counted, whether the caller may ask is still asked
+		check.Cost = max(min(r.GetHits(), algo.MaxLimit), -algo.MaxLimit)
+	}
 	check.Always = check.Cost < 0
 	check.Partial = check.Cost > 0 && has(r, pb.Behavior_DRAIN_OVER_LIMIT)
 	c.batch.Checks = append(c.batch.Checks, check)
@@ -187,7 +183,7 @@ func (c *call) reset(out *pb.RateLimitResp, r *pb.RateLimitReq, rule *rule, targ
 		return false, nil
 	}
 	out.Limit, out.Remaining = r.GetLimit(), r.GetLimit()
-	c.owner(out, rule, r.GetUniqueKey())
+	c.owner(out, rule, target.Key)
 	return true, nil
 }
 
@@ -217,7 +213,7 @@ func (c *call) decide() error {
 				"' cannot be asked"
 		default:
 			o.rule.answer(o.request, out, &c.batch.Checks[j], &result.Decision, c.now)
-			c.owner(out, o.rule, o.request.GetUniqueKey())
+			c.owner(out, o.rule, c.batch.Checks[j].Key)
 		}
 	}
 	c.batch.Reset()
@@ -238,6 +234,14 @@ func (c *call) owner(out *pb.RateLimitResp, r *rule, key string) {
 // answer converts a decision to an answer.
 func (r *rule) answer(in *pb.RateLimitReq, out *pb.RateLimitResp, asked *limit.Check, d *limit.Decision,
 	now time.Time) {
+	switch {
+	case r.zero:
+		r.nothing(in, out, now)
+		return
+	case r.momentary:
+		r.moment(in, out, now)
+		return
+	}
 	out.Limit = in.GetLimit()
 	// What the request's limit has beyond algo.MaxLimit remains whatever is used.
 	out.Remaining = d.Remaining + r.beyond

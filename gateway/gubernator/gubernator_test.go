@@ -183,8 +183,9 @@ func TestBoundsOfInlineLimits(t *testing.T) {
 	expect.True(t,
 		got.Error == "field 'duration' is longer than the longest that this node takes of an inline limit, 1h0m0s (inline-max-window)", "a month where an hour is the longest: %v", got)
 	off := newBench(t, func(c *limiter.Config) { c.NoInline = true })
-	got = off.ask(request(token, 10, 1000))[0]
-	expect.True(t, strings.Contains(got.Error, "no-inline"), "without inline limits: %v", got)
+	for _, got := range off.ask(request(token, 10, 1000), request(token, 0, 1000), request(leaky, 10, 0)) {
+		expect.True(t, strings.Contains(got.Error, "no-inline"), "without inline limits: %v", got)
+	}
 }
 
 // TestFailures: what nobody could decide is an error of its request, as with Gubernator, whose callers then decide
@@ -233,6 +234,23 @@ func TestRules(t *testing.T) {
 	in.Limit = 11
 	other, _ := c.ruleOf(in)
 	expect.True(t, other.limit.Limit == 11 && other.hash == first.hash, "another limit is not the same state")
+}
+
+// TestOwnerOfALongKey: it is the owner of the key under which a long unique_key is counted.
+func TestOwnerOfALongKey(t *testing.T) {
+	b := newBench(t)
+	var asked []uint64
+	b.cfg.Owner = func(context.Context) func(uint64) string {
+		return func(hash uint64) string { asked = append(asked, hash); return "" }
+	}
+	in := request(token, 10, 1000)
+	in.UniqueKey = strings.Repeat("k", limit.MaxKey+1)
+	b.ask(in)
+	in.Behavior = pb.Behavior_RESET_REMAINING
+	b.ask(in)
+	in.Behavior, in.UniqueKey = 0, limit.KeyOf(in.UniqueKey)
+	b.ask(in)
+	expect.True(t, len(asked) == 3 && asked[0] == asked[2] && asked[1] == asked[2], "%x", asked)
 }
 
 // BenchmarkGetRateLimits decides calls of 100 requests, decoding and encoding included.

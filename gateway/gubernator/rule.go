@@ -12,11 +12,12 @@ import (
 
 // rule is the limit of a request. It never changes.
 type rule struct {
-	limit     algo.Limit // Limit 0: admits no hits; Period: of a token bucket with a calendar interval, in UTC
+	limit     algo.Limit // Period: of a token bucket with a calendar interval, in UTC
 	namespace string
 	hash      ring.Scope // only for callers who may know owners
 	beyond    int64      // units of limit or burst above algo.MaxLimit
-	momentary bool       // the window has no length
+	zero      bool       // admits no hits; limit is of 1
+	momentary bool       // the window has no length; that of limit has a millisecond
 }
 
 // intervals are the calendar intervals by the value of duration under DURATION_IS_GREGORIAN.
@@ -85,12 +86,13 @@ func (k *ruleKey) rule() (_ *rule, wrong string) {
 	leaky := k.algorithm == pb.Algorithm_LEAKY_BUCKET
 	l := &made.limit
 	l.Limit, made.beyond = counted(k.limit)
+	l.Limit, made.zero = max(l.Limit, 1), l.Limit == 0
 	switch {
 	case !k.gregorian && k.duration > int64(algo.MaxWindow/time.Millisecond):
 		return nil, "field 'duration' cannot be longer than " +
 			strconv.FormatInt(int64(algo.MaxWindow/time.Millisecond), 10) + " milliseconds (366 days)"
 	case !k.gregorian:
-		l.Window = time.Duration(max(k.duration, 0)) * time.Millisecond
+		l.Window = time.Duration(max(k.duration, 1)) * time.Millisecond
 		made.momentary = k.duration <= 0
 	case k.duration < 0 || k.duration >= int64(len(intervals)):
 		return nil, "behavior DURATION_IS_GREGORIAN is set; but `Duration` is not a valid gregorian interval"
@@ -106,15 +108,13 @@ func (k *ruleKey) rule() (_ *rule, wrong string) {
 	switch {
 	case k.burst < 0:
 		return nil, "field 'burst' cannot be negative"
-	case k.burst > 0 && l.Limit == 0:
+	case k.burst > 0 && made.zero:
 		return nil, "field 'limit' cannot be 0 beside a 'burst', which would never come back"
-	case k.burst > 0:
+	case k.burst > 0 && !made.momentary:
 		l.Capacity, made.beyond = counted(k.burst)
 	}
-	if l.Limit > 0 && !made.momentary {
-		if err := l.Validate(); err != nil { // all other fields are valid here
-			return nil, "field 'burst' takes too long to come back at this rate"
-		}
+	if err := l.Validate(); err != nil { // all other fields are valid here
+		return nil, "field 'burst' takes too long to come back at this rate"
 	}
 	return made, ""
 }
