@@ -7,7 +7,6 @@
 // Several Nodes in one process share nothing.
 //
 // A program crashes no more rarely with a Node in it. What a crash loses depends on each policy's durability.
-// choice of each policy's durability.
 package weir
 
 import (

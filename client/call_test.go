@@ -255,6 +255,31 @@ func TestOptions(t *testing.T) {
 	expect.ErrorIs(t, err, ErrInvalid, "no cooldown")
 }
 
+// TestWithoutTLSConfig: a nil configuration does not turn encryption off.
+func TestWithoutTLSConfig(t *testing.T) {
+	o := must.Value(dialOptions([]Option{WithTLS(nil)}))(t)
+	expect.True(t, o.tls != nil, "a nil configuration stands for plain text")
+}
+
+// TestCommitWhileClosing: a node's answer counts, even if the Client is closed meanwhile.
+func TestCommitWhileClosing(t *testing.T) {
+	var c *Client
+	s := &script{
+		reserve: func(context.Context, limit.Reserve) (limit.Decision, error) {
+			return limit.Decision{Allowed: true, Granted: 3, ReservationID: "r"}, nil
+		},
+		commit: func(context.Context, string, int64) (int64, error) {
+			c.cancel() // as Close does
+			return 2, nil
+		},
+	}
+	c = scripted(t, s)
+	r, _, err := c.Policy("p").ReserveN(t.Context(), "a", 3, 0)
+	must.NoError(t, err)
+	got, err := r.CommitCost(1)
+	expect.True(t, err == nil && got.Refunded == 2, "%+v, %v", got, err)
+}
+
 // TestTokenNeedsTLS: a token goes to other hosts over TLS only.
 func TestTokenNeedsTLS(t *testing.T) {
 	for _, c := range []struct {

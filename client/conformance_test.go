@@ -271,6 +271,13 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		}
 		_, err = c.CommitEach([]Cost{{Reservation: rs[0], Units: -1}})
 		expect.ErrorIs(t, err, ErrInvalid, "a negative cost")
+		_, err = c.CommitEach(make([]Cost, 1001))
+		expect.ErrorIs(t, err, ErrTooLarge, "too many costs")
+		_, _, err = c.ReserveAll(ctx, make([]Claim, 1001))
+		expect.ErrorIs(t, err, ErrTooLarge, "too many claims")
+		_, _, err = c.ReserveAll(ctx, []Claim{{five, "x", Work{}}, {five, "", Work{}}})
+		bad, _ := errors.AsType[*Error](err)
+		expect.True(t, bad != nil && bad.Field == "reserves[1].key", "%v", err)
 		rs, all, err = c.ReserveAll(ctx, []Claim{{five, "x", Work{Cost: 2}}, {five, "y", Work{Cost: 6}}})
 		expect.True(t, err == nil && !all.Allowed && rs == nil && all.Decisions[0].Allowed && !all.Decisions[1].Allowed,
 			"%+v, %+v, %v", rs, all, err)

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"crypto/tls"
 	"log/slog"
 	"time"
@@ -89,8 +90,11 @@ func WithoutMemory() Option { return func(o *options) { o.memory = false } }
 // cannot be used for a second and are then charged. The Client never borrows from a policy with lend: false.
 func WithoutLoans() Option { return func(o *options) { o.loans = false } }
 
-// WithTLS encrypts the connections. Default: plain text. The configuration must not be modified afterwards.
-func WithTLS(config *tls.Config) Option { return func(o *options) { o.tls = config } }
+// WithTLS encrypts the connections. Nil stands for an empty configuration: the authorities of this host. Default: plain
+// text. The configuration must not be modified afterwards.
+func WithTLS(config *tls.Config) Option {
+	return func(o *options) { o.tls = cmp.Or(config, new(tls.Config)) }
+}
 
 // WithDialOptions passes options to gRPC after the client's own: credentials per call, interceptors, a dialer. Without
 // one, the client connects directly, without a proxy.

@@ -128,14 +128,14 @@ type Claim struct {
 //
 // If no node answers, the Client's fail policy answers. Under FailOpen it allows all claims, with empty reservations.
 func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation, AllDecision, error) {
-	if len(claims) == 0 || len(claims) > limit.MaxBatch {
-		return nil, AllDecision{}, invalid("reserves", "must be 1 to %d, not %d", limit.MaxBatch, len(claims))
+	if bad := limit.ValidEach("reserves", len(claims)); bad != nil {
+		return nil, AllDecision{}, bad
 	}
 	cs, asks := make([]limit.Check, len(claims)), make([]limit.Reserve, len(claims))
 	for i := range claims {
 		ck, ask, bad := claims[i].Limiter.work(claims[i].Key, &claims[i].Work)
 		if bad != nil {
-			return nil, AllDecision{}, bad
+			return nil, AllDecision{}, bad.InList("reserves", i)
 		}
 		cs[i], asks[i] = *ck, ask
 	}
@@ -336,8 +336,8 @@ type SettledResult = limit.SettledResult
 // result, in order, or is settled in the background as by Commit. The error of the call means that the costs are
 // invalid, or that the Client is closed.
 func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
-	if len(costs) > limit.MaxBatch {
-		return nil, invalid("commits", "must be at most %d, not %d", limit.MaxBatch, len(costs))
+	if bad := limit.ValidEach("commits", len(costs)); bad != nil && len(costs) > 0 {
+		return nil, bad
 	}
 	list := "" // the prefix of a field in errors
 	if len(costs) > 1 {
@@ -397,7 +397,7 @@ func (c *Client) commitEach(ctx context.Context, asks []limit.Commit) ([]Settled
 		return c.svc.CommitEach(ctx, asks)
 	}
 	got, err := c.svc.Commit(ctx, asks[0])
-	if unavailable(err) || ctx.Err() != nil {
+	if unavailable(err) || err != nil && ctx.Err() != nil {
 		return nil, err
 	}
 	return []SettledResult{{Settled: got, Err: err}}, nil

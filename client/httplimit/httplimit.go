@@ -46,8 +46,8 @@ func New(cfg Config) *Middleware { return &Middleware{gate: middleware.New(cfg, 
 // Handler returns a handler that passes the requests that are admitted to next. Answers carry the RateLimit header
 // fields (draft-ietf-httpapi-ratelimit-headers-10) and X-RateLimit-…, and Weir-Result: admitted, refused, failed_open
 // (served without a decision of a node), failed_closed or bad_key. Refusals carry Retry-After if waiting helps. A
-// request that a leaky_bucket admits waits for its moment first. As a method value, Handler is the func(http.Handler)
-// http.Handler that routers take.
+// request that a leaky_bucket admits waits for its moment first. One whose context ends before it is admitted is
+// answered with status 503. As a method value, Handler is the func(http.Handler) http.Handler that routers take.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 }
@@ -62,7 +62,8 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	case !limited:
 		next.ServeHTTP(w, r)
 		return
-	case v.Gone:
+	case v.Gone: // if the caller is still there, an empty answer with status 200 would say that it was served
+		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	case v.BadKey != nil:
 		w.Header().Set(quotaheader.Result, quotaheader.BadKey)

@@ -65,7 +65,7 @@ type Verdict struct {
 	// BadKey says what is wrong with the request's key; nil if there is a Decision. The Decision has FailedOpen or
 	// FailedClosed set if no node has decided.
 	BadKey *limit.Error
-	// Gone is set if the caller's context has ended: an answer would reach no caller.
+	// Gone is set if the caller's context has ended: the caller has gone, or a deadline of the server has passed.
 	Gone bool
 }
 

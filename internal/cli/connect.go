@@ -78,13 +78,14 @@ func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.
 }
 
 // ownNames replaces the field that a node's message begins with by the command's name for it: target.key by key, ttl_ns
-// by ttl.
+// by ttl, reservation_id by reservation, request_id by request-id.
 func ownNames(message string) string {
 	field, rest, ok := strings.Cut(message, ": ")
 	if !ok || strings.Contains(field, " ") {
 		return message
 	}
-	return wire.FieldOf(field) + ": " + rest
+	field = strings.ReplaceAll(strings.Replace(wire.FieldOf(field), "reservation_id", "reservation", 1), "_", "-")
+	return field + ": " + rest
 }
 
 // private reports whether the connection is encrypted or stays on this host.

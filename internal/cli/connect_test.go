@@ -93,6 +93,7 @@ func TestOwnNames(t *testing.T) {
 		"target.policy: is unknown": "policy: is unknown", "ttl_ns: is short": "ttl: is short",
 		"target.limit.window_ns: is long": "limit.window: is long",
 		"override.settings.limit: is 0":   "settings.limit: is 0", "id: is missing": "id: is missing",
+		"reservation_id: is short": "reservation: is short", "request_id: is long": "request-id: is long",
 		"present a token": "present a token", "grpc: received: 3": "grpc: received: 3",
 	} {
 		expect.Equal(t, ownNames(message), want, "%q", message)

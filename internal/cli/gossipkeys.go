@@ -28,7 +28,7 @@ that would cut a member off is rejected:
 
 Keys changed like this are forgotten when a process ends: put the new key into the nodes' --gossip-key-file as well. Changing
 that file on all nodes does the three steps by itself.
-Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
+Exit status: 0 done, 1 a member did not follow, 2 error; unless it is a timeout, nothing has changed.`,
 		newKeyStep("list", "Show which members have which keys", weirv1.KeyAction_KEY_ACTION_LIST),
 		newKeyStep("add FILE", "Give all members a key, in base64 in a file, or - for standard input",
 			weirv1.KeyAction_KEY_ACTION_ADD),

@@ -25,7 +25,7 @@ func newOverride() *cobra.Command {
   weir override delete login alice
 
 SETTINGS are the fields of an override in a policy file, as a JSON object. With an access file it takes a token with the role overrides.
-Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with nothing changed.`,
+Exit status: 0 done, 1 done, but not all members have it yet, 2 error; unless it is a timeout, nothing has changed.`,
 		newOverrideChange("set POLICY KEY SETTINGS", "Give a key other limits",
 			func(ctx context.Context, c weirv1.OverridesClient, key, prefix string,
 				args []string) (*weirv1.OverrideChange, error) {

@@ -80,7 +80,7 @@ access file (weir run --access-file) has its hash, from which the token cannot b
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"token": token,
 					"hash": auth.Hash(token)})
 			}
-			return fmt.Errorf("output: %q is not one of text and json", output)
+			return checkOutput(output)
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "how to print: text or json")

@@ -73,8 +73,9 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 		return errors.New("policies: name the file with the candidates")
 	case (f.input == "") == (f.generate == ""):
 		return errors.New("input: give either a file to replay, or --generate a pattern")
-	case f.output != "text" && f.output != "json":
-		return fmt.Errorf("output: %q is not one of text and json", f.output)
+	}
+	if err := checkOutput(f.output); err != nil {
+		return err
 	}
 	set, err := policy.Load(f.policies)
 	if err != nil {

@@ -242,6 +242,11 @@ func TestSuggest(t *testing.T) {
 			expect.True(t, got.Limit == want, "%+v: %s: %+v, trying all says %d", share, c.Policy, got, want)
 		}
 	}
+	// A bucket that is smaller than its limit holds all traffic only under a limit that exceeds it.
+	p, _ := parse(t, "policies: [{name: b, algorithm: token_bucket, limit: 8, window: 1h, capacity: 2}]").Get("b")
+	burst := list{{1, []byte("a"), 1}, {1, []byte("a"), 1}, {1, []byte("a"), 1}}
+	res := must.Value(Run(t.Context(), Config{Source: &burst, Policies: []*policy.Policy{p}, Suggest: &Share{}}))(t)
+	expect.Equal(t, res.Candidates[0].Suggestion.Limit, 12, "%+v", res.Candidates[0].Suggestion)
 }
 
 func TestRunErrors(t *testing.T) {

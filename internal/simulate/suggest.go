@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,9 +43,13 @@ func (c *candidate) search(ctx context.Context, share *Share, in *intake) *Sugge
 		units[e.key] += int64(e.cost)
 		most = max(most, units[e.key])
 	}
-	low, high := int64(1), min(max(most, 1), algo.MaxLimit)
-	if c.policy.Limits[0].Algorithm == algo.SlidingLog {
-		high = min(high, max(algo.DefaultMaxLog, c.policy.Limits[0].MaxLog))
+	own, scale := c.policy.Limits[0], 1.0
+	if own.Capacity != 0 { // the bucket, which grows with the limit, has to hold that much
+		scale = max(1, float64(own.Limit)/float64(own.Capacity))
+	}
+	low, high := int64(1), int64(min(math.Ceil(float64(max(most, 1))*scale), float64(algo.MaxLimit)))
+	if own.Algorithm == algo.SlidingLog {
+		high = min(high, max(algo.DefaultMaxLog, own.MaxLog))
 	}
 	best := c.probe(ctx, high, share, in)
 	if best == nil {
