@@ -131,18 +131,21 @@ func TestLoans(t *testing.T) {
 // A key is borrowed of who holds it, whoever the ring says should.
 func TestLoansOfAHolder(t *testing.T) {
 	c, client := newCluster(t, 3, loanPolicies)
-	key := c.key("hot", 0, 0)
-	c.away.Store(&away{ring.Partition(ring.Hash(testKey, "hot", key)), 1})
-	l := client.Policy("hot")
-	// Renewed: it is known who holds it, and who does hears it.
-	for until := time.Now().Add(time.Minute); c.nodes[1].Loans().Granted < 5; {
-		d, err := l.Allow(t.Context(), key)
-		must.True(t, err == nil && d.Allowed && !d.FailedOpen, "%v %v", d, err)
-		must.True(t, !time.Now().After(until), "nothing is borrowed")
+	l, until := client.Policy("hot"), time.Now().Add(time.Minute)
+	// Renewed: it is known who holds it, and who does hears it. On a busy machine a loan may expire first: another key.
+	for i, expires := 0, true; expires; i++ {
+		key := c.key("hot", 0, i)
+		c.away.Store(&away{ring.Partition(ring.Hash(testKey, "hot", key)), 1})
+		before := c.nodes[1].Loans()
+		for c.nodes[1].Loans().Granted < before.Granted+5 {
+			d, err := l.Allow(t.Context(), key)
+			must.True(t, err == nil && d.Allowed && !d.FailedOpen, "%v %v", d, err)
+			must.True(t, !time.Now().After(until), "nothing is borrowed, or every loan expires")
+		}
+		expires = c.nodes[1].Loans().Expired > before.Expired
 	}
-	for i, n := range c.nodes {
-		s := n.Loans()
-		expect.True(t, s.Expired <= 0 && (i == 1 || s.Granted <= 0), "node %d: %+v", i, s)
+	for _, i := range []int{0, 2} {
+		expect.True(t, c.nodes[i].Loans().Granted <= 0, "node %d: %+v", i, c.nodes[i].Loans())
 	}
 }
 
