@@ -21,22 +21,27 @@ func (s *Store) Cold(p int, now algo.Instant) {
 // ColdStrict does the same to all keys of strict rules, known ones included.
 func (s *Store) ColdStrict(p int, now algo.Instant) {
 	s.with(p, func(sh *shard, part *partition) {
-		part.ensureExtras().coldStrict = coldness{true, now}
+		sh.coldStrict(&part.content, coldness{true, now}, func(r record) { sh.note(part, r, 0) })
 		part.noteCold()
-		sh.forced(func() {
-			sh.eachRecord(&part.table, func(r record) {
-				if !r.spec.rule.Strict {
-					return
-				}
-				sh.counted(r, func() { _ = r.spec.rule.Limits.Fill(sh.arena, r.state, now) }) // memory is not refused
-				part.lose(r)
-				if r.has(owedFlag) {
-					// There is no room left that the lost holder could have used.
-					r.clear(owedFlag)
-					delete(part.extras.owed, r.id())
-				}
-				sh.note(part, r, 0)
-			})
+	})
+}
+
+// coldStrict is the ColdStrict of a content. It calls filled for every record whose state it has filled.
+func (sh *shard) coldStrict(c *content, lost coldness, filled func(record)) {
+	c.ensureExtras().coldStrict = lost
+	sh.forced(func() {
+		sh.eachRecord(&c.table, func(r record) {
+			if !r.spec.rule.Strict {
+				return
+			}
+			sh.counted(r, func() { _ = r.spec.rule.Limits.Fill(sh.arena, r.state, lost.at) }) // memory is not refused
+			c.lose(r)
+			if r.has(owedFlag) {
+				// There is no room left that the lost holder could have used.
+				r.clear(owedFlag)
+				delete(c.extras.owed, r.id())
+			}
+			filled(r)
 		})
 	})
 }

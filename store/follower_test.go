@@ -856,3 +856,20 @@ func TestReloadForgetsUncopiedKeys(t *testing.T) {
 		accounted(t, backup)
 	}
 }
+
+// TestColdOfADroppedKey: a strict key that the holder has dropped as idle, and then starts full as a new key, starts
+// full at the follower too, which has its record still.
+func TestColdOfADroppedKey(t *testing.T) {
+	holder, copied, l := followed(t)
+	r := rule("p", log(10, minute)).under(Sync).strict()
+	grant(holder)
+	decide(t, holder, r, "k", at(0), cost(1))
+	l.sync(t, 0, false)
+	expect.Equal(t, holder.Sweep(at(2*time.Minute), 1), 1, "records that the holder drops")
+	holder.ColdStrict(0, at(2*time.Minute))
+	l.sync(t, 2*time.Minute, false)
+	grant(copied)
+	got := left(t, copied, r, 2*time.Minute+time.Second, l)
+	expect.Equal(t, got, int64(0), "units left at the follower")
+	accounted(t, copied)
+}

@@ -24,6 +24,7 @@ func (s *Store) Merge(p int, now algo.Instant) (err error) {
 		part.role.staging = content{}
 		m.base.ensureExtras()
 		m.add.ensureExtras()
+		m.cold()
 		sh.forced(m.run)
 		err, staged = m.err, m.add
 		part.raise()
@@ -58,8 +59,17 @@ func (m *merge) run() {
 	m.uniteAnswers()
 	m.uniteLent()
 	m.owe()
-	// What a lost holder admitted is known to neither side, or to one of them.
-	m.base.extras.coldStrict = m.base.extras.coldStrict.later(m.add.extras.coldStrict)
+}
+
+// cold fills the strict keys of a side that does not know the later ColdStrict. What a lost holder admitted is known to
+// neither side, or to one of them.
+func (m *merge) cold() {
+	later := m.base.extras.coldStrict.later(m.add.extras.coldStrict)
+	for _, c := range [...]*content{m.base, &m.add} {
+		if c.extras.coldStrict != later {
+			m.sh.coldStrict(c, later, func(record) {})
+		}
+	}
 }
 
 // key joins a record of add with the base's record of the same key.

@@ -464,3 +464,23 @@ func TestMergeColdStrict(t *testing.T) {
 		}
 	}
 }
+
+// TestMergeColdOfADroppedKey: a strict key that the side which starts full has dropped as idle starts full in the join
+// too, although the other side has a record of it.
+func TestMergeColdOfADroppedKey(t *testing.T) {
+	for _, to := range []int{1, 2} {
+		r := rule("p", log(100, minute)).under(Sync).strict()
+		s := newSplit(t, 3, r)
+		grant(s.parties[0].store)
+		s.admit(0, r, "known")
+		s.replicate(0, 1)
+		s.claim(1)
+		s.claim(2)
+		s.parties[2].store.ColdStrict(0, at(s.now))
+		s.merge(3-to, to)
+		grant(s.parties[to].store)
+		p := s.parties[to].store
+		d := must.Value(p.Decide(p.key("p", "known"), r, at(s.now), cost(0), nil))(t)
+		expect.True(t, d.Remaining == 0, "merged into party %d: %d left", to, d.Remaining)
+	}
+}
