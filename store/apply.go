@@ -224,8 +224,7 @@ func (a *apply) cold() error {
 		return ErrChunk
 	}
 	a.to.extras.cold = cold[0]
-	// The wall time tells whether the copy knows this ColdStrict: it does not change on the way.
-	if old := a.to.extras.coldStrict; cold[1].is && (!old.is || old.at.Wall != cold[1].at.Wall) {
+	if cold[1].is && !cold[1].same(a.to.extras.coldStrict) {
 		// The holder sends the records that it has. It may have dropped others as idle, and then they are new keys there.
 		a.sh.coldStrict(a.to, cold[1], func(record) {})
 	}

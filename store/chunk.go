@@ -32,7 +32,7 @@ const (
 	// itemVersion: a version; a copy with this chunk and all earlier ones has everything up to it.
 	itemVersion = 1
 	// itemCold: for Cold and then for ColdStrict, whether it was called, and if so the age of its instant and its wall
-	// time (signed). It replaces what the copy has of them.
+	// time (signed). The copy does to its records what a ColdStrict that it does not know has done to the holder's.
 	itemCold = 2
 	// itemReset: hash, scope, key. The copy must drop all that it has of the state.
 	itemReset = 3

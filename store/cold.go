@@ -52,6 +52,9 @@ type coldness struct {
 	at algo.Instant
 }
 
+// same reports whether both are one call. Its wall time is the same at all processes that have been told of it.
+func (c coldness) same(other coldness) bool { return c.is == other.is && c.at.Wall == other.at.Wall }
+
 // later returns the later of two losses.
 func (c coldness) later(other coldness) coldness {
 	if other.is && (!c.is || other.at.Mono > c.at.Mono) {

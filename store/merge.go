@@ -66,7 +66,7 @@ func (m *merge) run() {
 func (m *merge) cold() {
 	later := m.base.extras.coldStrict.later(m.add.extras.coldStrict)
 	for _, c := range [...]*content{m.base, &m.add} {
-		if c.extras.coldStrict != later {
+		if !later.same(c.extras.coldStrict) {
 			m.sh.coldStrict(c, later, func(record) {})
 		}
 	}
