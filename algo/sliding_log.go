@@ -43,12 +43,15 @@ import (
 //
 // A tick is the shortest for which the window and one tick more are at most 1<<31 ticks. Entries that have not expired
 // are later than now − window, and newest is less than a tick after now. So all entries are less than 1<<31 ticks
-// apart, and no two instants have the same tick number. (Longer ticks of a former window may have put newest further
-// after now. convert and join then move entries that are before the grid to earliest.)
+// apart, and no two instants have the same tick number.
 //
 // Rounding makes an entry expire late by less than a tick, and never early. convert, readEntries and join may each
-// round it up once more. In a new log, the instants of the grid are multiples of a tick. A log that was read from
-// another process has that process's grid, until the log is empty or convert changes its ticks.
+// round it up once more. After a reload from a window with longer ticks, newest may be up to such a tick after now.
+// Until now has reached it, charges are put at newest, and convert and join move entries that are before the grid to
+// earliest. So these expire late by up to the longer tick.
+//
+// In a new log, the instants of the grid are multiples of a tick. A log that was read from another process has that
+// process's grid, until the log is empty or convert changes its ticks.
 //
 // The cells of an entry are
 //
@@ -77,18 +80,19 @@ import (
 //     that is the only one has an entry.
 //   - An exception to the last two: after ensureMemory, an empty log has one segment without entries. charge fills it,
 //     or Limits.trim frees it, in the same decision.
-//   - After a change, takeAt joins each segment, from the one before the change on, to the segment before it, if it
-//     fits there (merge). The newest segment stays. So cancelled reservations leave at most about half of a log's
+//   - After a change, takeAt merges each segment, from the one before the change on, into the segment before it, if it
+//     fits there. The newest segment stays. So cancelled reservations leave at most about half of a log's
 //     cells without use.
 //   - Other files change a log by the methods of the interface counter (limits.go), extend and takeAt only. After each
-//     change but the removal of the oldest units, those files advance the state's position. (That number is not among
+//     change but the removal of the oldest units, those files increase the state's position. (That number is not among
 //     these words. A copy's Mark remembers its value: extend.go.)
 //
 // To change the sizes of segments: only ensureMemory chooses them. A segment needs room for cellsFor(n) cells, has at
 // most MaxBlock words, and its end, in cells, must fit into 16 bits. The bytes above and merge's half depend on sizes.
 //
 // To change the cells of an entry: entry, setUnits, cellsFor and add know them, and expire, find and convert use that
-// the first one is the tick number. Messages do not depend on them.
+// the first one is the tick number. takeAt and merge move cells, so an entry must not depend on its neighbours. refund
+// and takeAt change its units in their place. Messages do not depend on cells.
 //
 // TestAgainstOracle and TestLongLogs compare decisions with a reference, TestGiveBack cancels, TestReplicaLate and
 // TestMark copies, TestJoinLattice joins, TestLogMemory and TestLogAfterCancels sizes, TestTick the grid.
@@ -544,7 +548,7 @@ func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reade
 	return c.readEntries(l, a, s, now, r, n)
 }
 
-// readEntries reads what entries wrote, and adds it to the end of the log; units is the number of all units in it. An
+// readEntries reads what entries wrote, and adds it to the end of the log. units is the number of units that follow. An
 // empty log takes over the writer's grid. A log with entries keeps its own grid: there, an instant between two of the
 // grid becomes the later one, an instant after now becomes now, and an instant before newest becomes newest. (Ages are
 // of the time of writing, so units seem younger by the message's travel. Those of a message that travelled faster than
@@ -592,7 +596,7 @@ func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *
 // join passes the instants of both from the oldest on. inS and inT count the units that have not been passed. If
 // passing an instant makes the larger of the two smaller by n, u gets n units there. u has the grid of the side with
 // the newest entry. If the other side has another grid, its entries are rounded up, and expire late by less than a
-// tick.
+// tick. The cursors stay valid, because Alloc moves no block.
 func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	if s[logUnits] == 0 || int64(s[logNewest]) < int64(t[logNewest]) {
 		s, t = t, s
@@ -714,8 +718,9 @@ func (c slidingLog) find(a *Arena, s []uint64, k int, instant int64) (cur logCur
 }
 
 // takeAt takes up to n units that were charged at `instant`, and returns how many it took. charge rounded `instant` up
-// by less than a tick. So these units are at the instant of the oldest entry not before `instant`. If that entry is a
-// tick or more after it, takeAt takes nothing: the units have left the log, or they were rounded up once more.
+// by less than a tick. So these units are at the instant of the oldest entry not before `instant`. (Entries do not tell
+// requests apart. After another rounding, takeAt may take as many units of another request.) If that entry is a tick or
+// more after `instant`, takeAt takes nothing: the units have left the log, or were rounded up once more.
 func (c slidingLog) takeAt(a *Arena, s []uint64, k int, instant, n int64) (taken int64) {
 	cur, _, ok := c.find(a, s, k, instant)
 	if !ok {
