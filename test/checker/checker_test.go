@@ -300,6 +300,10 @@ func TestCheck(t *testing.T) {
 			run(split(3, 5, 2), sides(1), at(Admitted, 6), left(7, 2)), Forgotten},
 		{"merged and expired", none, run(split(0, 5, 2), at(Admitted, 1, 1), left(11, 3)), ""},
 		{"forgotten by a crash", none, run(crash(4, false), at(Admitted, 1, 1), left(6, 3)), ""},
+		{"leases of both sides, forgotten by a crash", leases,
+			run(split(0, 4, 2), at(Admitted, 1, 1, 1, 2, 2), crash(5, false), left(6, 3)), ""},
+		{"leases of both sides, forgotten", leases,
+			run(split(0, 4, 2), at(Admitted, 1, 1, 1, 2, 2), left(6, 3)), Forgotten},
 		{"merged bucket", bucket, run(split(0, 5, 2), sides(1, 2), left(1.5, 1)), ""},
 		{"merged bucket, the smaller side won", bucket, run(split(0, 5, 2), sides(1, 2), left(1.5, 2)), Forgotten},
 
