@@ -582,11 +582,15 @@ func (c *check) merges(k *history) {
 			}
 		}
 		lost := c.forgotten(k, k.most(), from, u.At)
-		for i, f := range c.Crashes { // it may have lost more than the limit, which the sides of a split had admitted
+		var over int64 // what a crash lost beyond the limit, which the sides of a split had admitted
+		for i, f := range c.Crashes {
 			if k.lost[i] == whole && from <= f.At && f.At <= u.At {
-				lost = used
+				before := slices.DeleteFunc(slices.Clone(k.admitted), func(op Operation) bool { return op.Sent > f.At })
+				n, _ := c.inUse(k, before, u.At)
+				over = max(over, n-k.most())
 			}
 		}
+		lost += over
 		if room := max(0, k.most()-max(0, used-lost)); u.Remaining > room {
 			c.fail(Forgotten, "%s/%s: %d left at %v, where %d of %d were in use and at most %d forgotten", k.Name,
 				k.key,

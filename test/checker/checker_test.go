@@ -302,6 +302,8 @@ func TestCheck(t *testing.T) {
 		{"forgotten by a crash", none, run(crash(4, false), at(Admitted, 1, 1), left(6, 3)), ""},
 		{"leases of both sides, forgotten by a crash", leases,
 			run(split(0, 4, 2), at(Admitted, 1, 1, 1, 2, 2), crash(5, false), left(6, 3)), ""},
+		{"leases after a crash, forgotten too", leases,
+			run(split(0, 4, 2), at(Admitted, 1, 1, 1, 2, 2), crash(5, false), at(Admitted, 5.2), left(6, 3)), Forgotten},
 		{"leases of both sides, forgotten", leases,
 			run(split(0, 4, 2), at(Admitted, 1, 1, 1, 2, 2), left(6, 3)), Forgotten},
 		{"merged bucket", bucket, run(split(0, 5, 2), sides(1, 2), left(1.5, 1)), ""},
