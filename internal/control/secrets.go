@@ -42,10 +42,14 @@ type SecretsConfig struct {
 }
 
 // Validate returns what is wrong with a configuration. The error begins with the name of the setting: namespace,
-// service, peer-tls-name or days.
+// service, peer-tls-name, names or days.
 func (c *SecretsConfig) Validate() error {
-	for _, name := range []struct{ setting, value string }{{"namespace", c.Namespace}, {"service", c.Service},
-		{"peer-tls-name", c.PeerName}} {
+	type setting struct{ setting, value string }
+	names := []setting{{"namespace", c.Namespace}, {"service", c.Service}, {"peer-tls-name", c.PeerName}}
+	for _, name := range c.Names {
+		names = append(names, setting{"names", name})
+	}
+	for _, name := range names {
 		if name.value == "" || strings.ContainsAny(name.value, "/ \"\n") {
 			return fmt.Errorf("%s: %q is not a name", name.setting, name.value)
 		}
