@@ -123,8 +123,8 @@ type Split struct {
 // What strict rules have admitted is then taken to be all there is room for.
 type QuorumLoss struct{ From, To int64 }
 
-// Hidden is a claim of partitions as new, whose owner lived on where the claimant did not see it. Where no majority of
-// the voters remembers either, keys under strict rules begin anew.
+// Hidden is the first grant of partitions that were claimed as new, whose owner lived on where the claimant did not see
+// it, by voters no majority of which remembers a grant to another process. Keys under strict rules begin anew.
 type Hidden struct {
 	At   int64
 	Keys map[string]bool
@@ -313,8 +313,7 @@ func (c *check) budget(k *history, bound, from, to int64) int64 {
 	n := c.forgotten(k, bound, from, to)
 	if k.Strict { // for the network alone there is no excuse
 		for _, h := range c.Hidden {
-			if h.Keys[k.key] && h.At >= from && h.At <= to &&
-				slices.ContainsFunc(c.QuorumLosses, func(l QuorumLoss) bool { return l.From <= h.At && h.At <= l.To }) {
+			if h.Keys[k.key] && h.At >= from && h.At <= to {
 				n += bound
 			}
 		}

@@ -49,7 +49,10 @@ type process struct {
 	changed int64 // when the view changed last
 	joined  bool
 
-	held    []ownership.Term // by partition; zero when it does not decide
+	held   []ownership.Term // by partition; zero when it does not decide
+	hidden []bool           // by partition: claimed as new out of its owner's sight, and not granted since
+	// granted has, by partition, the processes that this one, as a voter, has granted, or has heard that others granted.
+	granted [][]ownership.Node
 	labels  []ownership.Term // by partition: under which the copy elsewhere is known to be
 	blocks  []sentBlock      // that are not answered
 	waiting [][]waiter
@@ -79,6 +82,7 @@ func (w *world) start(h *host) *process {
 	w.boots++
 	p := &process{w: w, host: h, self: ownership.Node{Name: h.name, Boot: w.boots}, begun: w.now, changed: w.now}
 	p.held, p.labels = make([]ownership.Term, w.partitions), make([]ownership.Term, w.partitions)
+	p.hidden, p.granted = make([]bool, w.partitions), make([][]ownership.Node, w.partitions)
 	p.waiting = make([][]waiter, w.partitions)
 	p.copied = make([]uint64, w.partitions)
 	p.parked = make([][]*ask, w.partitions)
@@ -180,6 +184,13 @@ func (p *process) carryOut(eff ownership.Effects) {
 		if b, ok := e.Message.(*ownership.Block); ok {
 			p.blocks = append(p.blocks, sentBlock{e.To, b})
 		}
+		if g, ok := e.Message.(*ownership.GrantReply); ok {
+			for i := range g.Items {
+				if g.Items[i].Granted {
+					p.remember(g.Items[i].Partition, e.To)
+				}
+			}
+		}
 		w.mix(uint64(w.now), uint64(p.host.index), uint64(to.index), uint64(len(kind)))
 		if w.verbose {
 			w.trace("%s>%s %s", e.From.Name, e.To.Name, describe(e.Message))
@@ -223,6 +234,11 @@ func (p *process) receive(e ownership.Envelope) {
 	if a, ok := e.Message.(*ownership.BlockAck); ok {
 		p.label(e.From, a)
 	}
+	if r, ok := e.Message.(*ownership.Records); ok {
+		for i := range r.Records {
+			p.remember(r.Records[i].Partition, r.Records[i].Node)
+		}
+	}
 	p.core.Receive(p.clock(), e)
 	p.flush()
 }
@@ -264,6 +280,7 @@ func (p *process) sync(parts []int) {
 		r := p.core.Route(part)
 		if r.Standing != ownership.Owned {
 			r.Term = ownership.Term{}
+			p.hidden[part] = false
 			if p.held[part] != (ownership.Term{}) {
 				w.proto.Yield(part, me)
 			}
@@ -277,6 +294,9 @@ func (p *process) sync(parts []int) {
 		if d := &p.data.parts[part]; d.leaseChanged && r.Standing == ownership.Owned {
 			d.leaseChanged = false
 			w.proto.Grant(w.now, part, me, p.host.truth(d.lease))
+			if d.lease != 0 {
+				p.begins(part)
+			}
 		}
 	}
 }
@@ -315,10 +335,34 @@ func (p *process) note(n ownership.Note) {
 	p.w.say("%s", text)
 }
 
-// claimed notes which partitions were claimed as new out of their owner's sight.
+// claimed notes a partition that was claimed as new out of its owner's sight.
 func (w *world) claimed(by *process, part int, asNew bool) {
-	if !asNew || !slices.ContainsFunc(w.running(),
-		func(q *process) bool { return q != by && q.owns(part) && !by.watches(q) }) {
+	by.hidden[part] = asNew && slices.ContainsFunc(w.running(),
+		func(q *process) bool { return q != by && q.owns(part) && !by.watches(q) })
+}
+
+// remember notes that a voter knows of a grant.
+func (p *process) remember(part int, of ownership.Node) {
+	if !slices.Contains(p.granted[part], of) {
+		p.granted[part] = append(p.granted[part], of)
+	}
+}
+
+// begins tells the checker of a first grant, where the partition was claimed as new out of its owner's sight, and no
+// majority of the voters remembers another process.
+func (p *process) begins(part int) {
+	w := p.w
+	knowing := 0
+	for _, h := range w.hosts[:w.voters] {
+		if h.proc != nil && slices.ContainsFunc(h.proc.granted[part], func(n ownership.Node) bool { return n != p.self }) {
+			knowing++
+		}
+	}
+	hidden := p.hidden[part]
+	if p.hidden[part] = false; p.host.index < w.voters {
+		p.remember(part, p.self)
+	}
+	if !hidden || knowing > w.voters/2 {
 		return
 	}
 	h := checker.Hidden{At: w.now, Keys: make(map[string]bool)}
