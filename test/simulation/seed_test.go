@@ -298,10 +298,13 @@ func (r *run) life() {
 	w.loss, w.repeat, w.tail = 0, 0, 0
 	w.say("faults are over")
 	w.run(w.now + second)
-	// Pauses that began before the end may last longer than all the rest takes.
+	// Pauses that began before the end may last longer than all the rest takes, also those of voters that leave.
 	w.until(r.climate.halt[1], func() bool {
-		return !slices.ContainsFunc(w.running(), func(p *process) bool { return p.paused })
+		return !slices.ContainsFunc(w.running(), func(p *process) bool { return p.paused || p.state == leaving })
 	})
+	for _, h := range w.hosts[:w.voters] {
+		r.open(h)
+	}
 	r.converge("after the faults")
 	w.disturbed = false
 	w.calmed()
