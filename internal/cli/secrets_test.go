@@ -112,8 +112,8 @@ func TestSecrets(t *testing.T) {
 	now, err := os.ReadFile(at("weir-cluster/secret"))
 	expect.True(t, err == nil && string(now) != contents[at("weir-cluster/secret")],
 		"--force leaves the secret as it was (%v)", err)
-	for flag, value := range map[string]string{"--namespace": "a/b", "--service": "", "--names": "a.example b.example", "--days": "0",
-		"--peer-tls-name": "a b"} {
+	for flag, value := range map[string]string{"--namespace": "a/b", "--service": "", "--days": "0",
+		"--names": "a.example b.example", "--peer-tls-name": "a b"} {
 		status, _, stderr := runSecrets(filepath.Join(t.TempDir(), "x"), flag, value)
 		expect.True(t, status == exitError && strings.Contains(stderr, flag),
 			"%s %q: status %d, %s", flag, value, status, stderr)

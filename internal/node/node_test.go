@@ -41,7 +41,7 @@ const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1,
 
 // TestMain has nodes, most of which wait, run side by side.
 func TestMain(m *testing.M) {
-	clusters = make(chan struct{}, max(testkit.Parallel(6)/3, 1))
+	clusters = make(chan struct{}, max(testkit.Parallel(9)/3, 1))
 	os.Exit(m.Run())
 }
 

@@ -120,6 +120,7 @@ func (p *prometheus) firing(name, label, value string) bool {
 
 // TestAlertsFire has a real Prometheus watch real nodes: alerts fire while there is a reason, and end with it.
 func TestAlertsFire(t *testing.T) {
+	needsTime(t)
 	t.Parallel()
 	nodes := startCluster(t, 2, "--policies", testkit.WriteFile(t, "policies.yaml", `
 policies:

@@ -179,6 +179,7 @@ func decide(t *testing.T, c weirv1.LimiterClient, policy, key, id string) *weirv
 // TestAttacksByCallers: what a caller with the roles check and read does to another caller's keys stays within the
 // limits.
 func TestAttacksByCallers(t *testing.T) {
+	needsTime(t)
 	plainOnly(t)
 	t.Parallel()
 	s := startSecured(t, nil)
@@ -500,6 +501,7 @@ type flooded struct {
 // TestAttacksOnMemory floods a node of 512 MiB with messages of many elements, Kuadrant's reservations and quota
 // buckets. None is killed for its size, and the shop is answered.
 func TestAttacksOnMemory(t *testing.T) {
+	needsTime(t)
 	plainOnly(t)
 	t.Parallel()
 	f := &flooded{}

@@ -147,6 +147,7 @@ func wantEach(t *testing.T, got map[string]int, want int) {
 // TestExactOverHTTP is the promise of the README: 300 concurrent checks of a limit of 100, spread over three nodes, are
 // 100 admissions and 200 refusals, for 50 keys at once.
 func TestExactOverHTTP(t *testing.T) {
+	needsTime(t)
 	t.Parallel()
 	nodes := startCluster(t, 3, "--policies", testkit.WriteFile(t, "policies.yaml", exactPolicies))
 	for _, name := range exactAlgorithms {

@@ -229,6 +229,7 @@ func (g *gateway) outlives(nodes []*process, status int) {
 
 // TestGateways runs the examples of deploy/examples: real gateways before a cluster of three.
 func TestGateways(t *testing.T) {
+	needsTime(t)
 	t.Parallel()
 	for _, c := range []struct {
 		example

@@ -134,6 +134,7 @@ func (l *lending) judge() {
 // TestBorrowers has borrowers killed, stopped for longer than their loans and what they were charged as last, and cut
 // off, and then an owner killed: nothing is admitted beyond what the loss of the owner costs under each durability.
 func TestBorrowers(t *testing.T) {
+	needsTime(t)
 	plainOnly(t)
 	var cut *network
 	if syscall.Geteuid() == 0 {
@@ -207,6 +208,7 @@ func TestBorrowers(t *testing.T) {
 // TestRestartsUnderLoans restarts a fleet node by node, in good order, while twenty clients borrow of keys that fill up
 // meanwhile: each admits as much as its limit says, none is refused before that, and none of keys with room for all.
 func TestRestartsUnderLoans(t *testing.T) {
+	needsTime(t)
 	plainOnly(t)
 	const filled = 40_000
 	policies := []checker.Policy{

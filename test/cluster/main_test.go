@@ -28,6 +28,17 @@ func needsQuiet(t *testing.T) {
 	}
 }
 
+// long says that this run has time.
+var long = flag.Bool("long", false, "run the tests that take the most processor time too")
+
+// needsTime is for tests that go test ./... has no time for.
+func needsTime(t *testing.T) {
+	t.Helper()
+	if !*long {
+		t.Skip("takes half a minute of processor time or more: -long")
+	}
+}
+
 // buildDir is where the binary goes. TestMain makes and removes it.
 var buildDir string
 

@@ -308,6 +308,7 @@ func envoyValue(key string) string { return strings.TrimPrefix(key, countedKey+"
 // those of one state common keys besides: exactly what they were told is charged, but for what a borrower could not
 // report in time.
 func TestProtocolsOverRestarts(t *testing.T) {
+	needsTime(t)
 	t.Parallel()
 	f := newFleet(t, 3, "policies:\n  - {name: counted, algorithm: fixed_window, limit: 100_000, window: 24h, on_error: closed}\n", nil)
 	rule := "domain: edge\ndescriptors: [{key: counted, rate_limit: {policy: counted}}]\n"

@@ -211,6 +211,7 @@ func TestStop(t *testing.T) {
 
 // TestStopInGoodOrder ends all nodes by SIGTERM, all at once and one after the other: nothing is forgotten.
 func TestStopInGoodOrder(t *testing.T) {
+	needsTime(t)
 	plainOnly(t)
 	t.Parallel()
 	s := newStopper(t)
@@ -244,6 +245,7 @@ func TestStopInGoodOrder(t *testing.T) {
 // TestLostDisk kills all nodes and starts them with one data directory less, each in turn: what was answered under
 // escrow and sync is counted, because the disks of backups have it, too.
 func TestLostDisk(t *testing.T) {
+	needsTime(t)
 	plainOnly(t)
 	t.Parallel()
 	s := newStopper(t)
@@ -293,6 +295,7 @@ func (s *stopper) admitted() (n int) {
 
 // TestFullDisk: a node whose disk is full goes on, says so, and answers as degraded.
 func TestFullDisk(t *testing.T) {
+	needsTime(t)
 	plainOnly(t)
 	t.Parallel()
 	dir := t.TempDir()

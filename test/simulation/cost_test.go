@@ -21,6 +21,7 @@ func (t volume) since(from volume, by int) (messages, bytes float64) {
 // TestCosts: what the ownership protocol sends in small and in large clusters: of a node in an idle second, and for a
 // decision under async at 1000 checks a second and node. A check that is forwarded, and gossip, come in addition.
 func TestCosts(t *testing.T) {
+	t.Parallel()
 	if raceEnabled {
 		t.Skip("counts the same without the race detector")
 	}

@@ -112,6 +112,7 @@ func newGaps(t *testing.T, seed uint64, hosts, started, partitions int) *gaps {
 // TestPlannedMoves: while a cluster of many partitions is restarted node by node, grows and shrinks, and no message is
 // lost, no check fails, and none waits for more than 50 ms, under strict rules as under others.
 func TestPlannedMoves(t *testing.T) {
+	t.Parallel()
 	partitions := 600
 	if raceEnabled {
 		partitions = 60

@@ -51,7 +51,7 @@ type process struct {
 
 	held   []ownership.Term // by partition; zero when it does not decide
 	hidden []bool           // by partition: claimed as new out of its owner's sight, and not granted since
-	// granted has, by partition, the processes that this one, as a voter, has granted, or has heard that others granted.
+	// granted has, by partition, the processes that this one, as a voter, has granted, or has heard to have a grant.
 	granted [][]ownership.Node
 	labels  []ownership.Term // by partition: under which the copy elsewhere is known to be
 	blocks  []sentBlock      // that are not answered
@@ -353,8 +353,9 @@ func (p *process) remember(part int, of ownership.Node) {
 func (p *process) begins(part int) {
 	w := p.w
 	knowing := 0
+	another := func(n ownership.Node) bool { return n != p.self }
 	for _, h := range w.hosts[:w.voters] {
-		if h.proc != nil && slices.ContainsFunc(h.proc.granted[part], func(n ownership.Node) bool { return n != p.self }) {
+		if h.proc != nil && slices.ContainsFunc(h.proc.granted[part], another) {
 			knowing++
 		}
 	}

@@ -29,7 +29,7 @@ var (
 	once     = flag.Bool("once", false, "run each seed once only, and show of none that it repeats itself")
 	allSeeds = flag.Int("seeds", 240,
 		"how many seeds to run, a third of them of loans and of stops; a tenth of them under the race detector")
-	callSeeds = flag.Int("calls", 10, "how many seeds of TestCallSeeds to run; a tenth of them under the race detector")
+	callSeeds = flag.Int("calls", 5, "how many seeds of TestCallSeeds to run; a tenth of them under the race detector")
 	twice     = flag.Bool("twice", false, "run each seed of TestCallSeeds twice, and tell how many repeat themselves")
 	most      = flag.Int("most", 10, "how many seeds may fail before the rest is left out")
 )

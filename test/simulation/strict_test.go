@@ -49,6 +49,7 @@ func strictWorld(t *testing.T, later int64) (l *lending, pol *policy, owner, bac
 // owner and copy are cut off from the voters and go on lending, or are both killed; and Quotas, which last longer than
 // a grant, are not lent at all.
 func TestStrictLoans(t *testing.T) {
+	t.Parallel()
 	faults := map[string]func(l *lending, owner, backup *host){
 		"cut": func(l *lending, owner, backup *host) {
 			l.split(2)
